@@ -1,0 +1,38 @@
+"""Phalanx: one PyTorch training script, any number of processes, strategies, launchers and sites.
+
+The names below are imported when first used, so that the command never imports torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .argparser import ArgumentParser as ArgumentParser
+    from .data.iterable import shard as shard
+    from .errors import PhalanxError as PhalanxError
+    from .run import Run as Run
+    from .run import current as current
+    from .run import init as init
+    from .topology import Topology as Topology
+
+__version__ = "0.1.0"
+
+_PUBLIC = {
+    "ArgumentParser": "argparser",
+    "PhalanxError": "errors",
+    "Run": "run",
+    "Topology": "topology",
+    "current": "run",
+    "init": "run",
+    "shard": "data.iterable",
+}
+
+__all__ = ["ArgumentParser", "PhalanxError", "Run", "Topology", "__version__", "current", "init", "shard"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'phalanx' has no attribute {name!r}")
+    return getattr(import_module(f"phalanx.{_PUBLIC[name]}"), name)

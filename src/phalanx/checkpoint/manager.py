@@ -1,0 +1,150 @@
+"""Saving and loading all that a run needs to go on exactly, under any world size and strategy."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch.optim import Optimizer
+
+from ..comm import Comm
+from ..errors import CheckpointError
+from . import store, tensors
+
+log = logging.getLogger("phalanx")
+
+
+@dataclass
+class Contents:
+    """What a checkpoint holds. `stateful` things have state_dict and load_state_dict."""
+
+    models: list[nn.Module] = field(default_factory=list)  # the user's own, without wrappers
+    optimizers: list[Optimizer] = field(default_factory=list)
+    stateful: dict[str, Any] = field(default_factory=dict)  # schedulers, scaler, loaders by name
+
+
+@dataclass
+class Manager:
+    """The checkpoints of one run directory. Every method that takes part in I/O is called by all ranks."""
+
+    comm: Comm
+    root: Path
+    keep: int
+
+    def save(self, contents: Contents, rng: dict[str, Tensor], progress: dict[str, Any]) -> Path:
+        """Write and commit one; on return every rank can read it. `progress` holds at least the step."""
+        step = progress["step"]
+        if self.comm.rank == 0:
+            store.begin(self.root, step)
+        self.comm.barrier()
+        names = tensors.parameter_names(contents.models)
+        entries, other = tensors.split(
+            tensors.model_entries(contents.models) | tensors.optimizer_entries(contents.optimizers, names)
+        )
+        entries |= {f"rng.{self.comm.rank}/{key}": value for key, value in rng.items()}
+        part = store.staging(self.root, step)
+        if self.comm.rank == 0:
+            state = {
+                "progress": {**progress, "world_size": self.comm.world_size},
+                "groups": [tensors.optimizer_groups(optimizer, names) for optimizer in contents.optimizers],
+                "other": other,
+                "stateful": {name: thing.state_dict() for name, thing in contents.stateful.items()},
+            }
+            torch.save(state, part / "state.pt")
+        save(entries, checkpoint_id=part, no_dist=not self.comm.active)
+        self.comm.barrier()
+        if self.comm.rank == 0:
+            store.commit(self.root, step, {"world_size": self.comm.world_size, "epoch": progress.get("epoch", 0)})
+            store.prune(self.root, self.keep)
+        self.comm.barrier()
+        return self.root / str(step)
+
+    def newest(self, skip: set[str]) -> Path | None:
+        """Rank 0's choice, told to all: the newest whole checkpoint; broken ones are passed over, said aloud."""
+        choice = None
+        if self.comm.rank == 0:
+            for path in store.steps(self.root):
+                if path.name in skip:
+                    continue
+                problem = store.defect(path)
+                if problem is None:
+                    choice = path
+                    break
+                log.warning("checkpoint %s is broken and skipped: %s", path, problem)
+        chosen = self.comm.broadcast_object(choice)
+        return chosen if chosen is None else Path(chosen)
+
+    def load_newest(self, contents: Contents, restore_rng: Callable[[dict[str, Tensor] | None, int], None]) -> Any:
+        """Load the newest that can be read; (path, progress), or None if there is none."""
+        broken: set[str] = set()
+        while (path := self.newest(broken)) is not None:
+            try:
+                return path, self.load(path, contents, restore_rng)
+            except CheckpointException as error:  # raised on all ranks alike
+                log.warning(
+                    "checkpoint %s cannot be read and is skipped: %s",
+                    path,
+                    str(error).strip().splitlines()[-1],
+                )
+                broken.add(path.name)
+        if broken:  # a failed attempt has written into the weights: not a state to start from
+            raise CheckpointError(f"no checkpoint in {self.root} can be read; delete them to start anew")
+        return None
+
+    def load(
+        self, path: Path, contents: Contents, restore_rng: Callable[[dict[str, Tensor] | None, int], None]
+    ) -> dict[str, Any]:
+        """Load one, strictly. `restore_rng` gets this rank's generators, or None under another world size."""
+        state = torch.load(path / "state.pt", map_location="cpu", weights_only=False)  # written by a run of the user's
+        saved = FileSystemReader(path).read_metadata().state_dict_metadata
+        names = tensors.parameter_names(contents.models)
+        wanted, other = tensors.split(tensors.model_entries(contents.models))
+        for index, optimizer in enumerate(contents.optimizers):
+            wanted |= tensors.room_for_optimizer(index, optimizer, names, saved)
+        same_world = state["progress"]["world_size"] == self.comm.world_size
+        rng = tensors.room_for_rng(self.comm.rank, saved) if same_world else {}
+        tensors.check_keys(wanted, saved)
+        self._check_counts(state, contents, other)
+        load({**wanted, **rng}, checkpoint_id=path, no_dist=not self.comm.active)
+        self._apply(state, contents, wanted, names)
+        states = {key.rpartition("/")[2]: value for key, value in rng.items()}
+        restore_rng(states or None, state["progress"]["step"])
+        progress: dict[str, Any] = state["progress"]
+        return progress
+
+    def _check_counts(self, state: dict[str, Any], contents: Contents, other: dict[str, Any]) -> None:
+        """What is no tensor must match too."""
+        pairs = [
+            ("optimizers", len(state["groups"]), len(contents.optimizers)),
+            ("schedulers, scaler and loaders", sorted(state["stateful"]), sorted(contents.stateful)),
+            (
+                "model entries that are no tensors",
+                *(sorted(k for k in d if k.startswith("model.")) for d in (state["other"], other)),
+            ),
+        ]
+        for what, saved, here in pairs:
+            if saved != here:
+                raise CheckpointError(
+                    f"the checkpoint has {what} {saved}, but this run has {here}: prepare the same ones"
+                )
+
+    def _apply(
+        self, state: dict[str, Any], contents: Contents, loaded: dict[str, Tensor], names: dict[int, str]
+    ) -> None:
+        values = {**loaded, **state["other"]}
+        for index, model in enumerate(contents.models):
+            prefix = f"model.{index}/"
+            model.load_state_dict({key[len(prefix) :]: v for key, v in values.items() if key.startswith(prefix)})
+        for index, optimizer in enumerate(contents.optimizers):
+            tensors.load_optimizer(index, optimizer, names, state["groups"][index], values)
+        for name, thing in contents.stateful.items():
+            thing.load_state_dict(state["stateful"][name])

@@ -1,0 +1,104 @@
+"""Checkpoint directories: written aside, committed by a marker and a rename, pruned to the newest few.
+
+checkpoints/<step>/  .metadata *.distcp   tensors, by torch.distributed.checkpoint
+                     state.pt             what is no tensor
+                     COMMIT               written last: the files' sizes, and checksums of the small ones
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import zlib
+from pathlib import Path
+
+from ..rundir import write_atomic
+
+MARKER = "COMMIT"
+VERSION = 1
+_SMALL = (".metadata", "state.pt")  # read whole at loading, so a checksum is cheap
+
+
+def staging(root: Path, step: int) -> Path:
+    """Where a checkpoint is written before it is committed."""
+    return root / f".{step}.part"
+
+
+def begin(root: Path, step: int) -> Path:
+    """An empty staging folder. One rank calls it, the others wait."""
+    part = staging(root, step)
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    return part
+
+
+def commit(root: Path, step: int, facts: dict[str, object]) -> Path:
+    """Mark the staged checkpoint as whole and give it its name. One rank calls it, after all have written."""
+    part, final = staging(root, step), root / str(step)
+    files = sorted(path for path in part.iterdir() if path.is_file())
+    for path in files:
+        _sync(path)
+    marker = {
+        "v": VERSION,
+        "step": step,
+        **facts,
+        "sizes": {path.name: path.stat().st_size for path in files},
+        "crc32": {name: zlib.crc32((part / name).read_bytes()) for name in _SMALL},
+    }
+    write_atomic(part / MARKER, json.dumps(marker, indent=1))
+    _sync(part / MARKER)
+    if final.exists():  # this step was saved before: never a moment without either
+        old = root / f".{step}.old"
+        shutil.rmtree(old, ignore_errors=True)
+        final.rename(old)
+        part.rename(final)
+        shutil.rmtree(old, ignore_errors=True)
+    else:
+        part.rename(final)
+    _sync(root)
+    return final
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def prune(root: Path, keep: int) -> None:
+    """Delete all but the newest `keep`, and what was never committed. One rank calls it."""
+    for path in steps(root)[keep:]:
+        shutil.rmtree(path, ignore_errors=True)
+    for path in (*root.glob(".*.part"), *root.glob(".*.old")):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def steps(root: Path) -> list[Path]:
+    """Committed and broken checkpoints alike, newest first."""
+    found = [path for path in root.glob("*") if path.is_dir() and path.name.isdecimal()]
+    return sorted(found, key=lambda path: int(path.name), reverse=True)
+
+
+def defect(path: Path) -> str | None:
+    """What is wrong with a checkpoint, or None if it is whole."""
+    try:
+        marker = json.loads((path / MARKER).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return f"no {MARKER} marker: it was never finished"
+    except (OSError, ValueError) as error:
+        return f"its {MARKER} marker cannot be read: {error}"
+    if marker.get("v") != VERSION:
+        return f"its format is {marker.get('v')}, expected {VERSION}"
+    try:
+        for name, size in marker["sizes"].items():
+            if (there := (path / name).stat().st_size) != size:
+                return f"{name} has {there} bytes, expected {size}"
+        for name, crc in marker["crc32"].items():
+            if zlib.crc32((path / name).read_bytes()) != crc:
+                return f"{name} does not match its checksum"
+    except OSError as error:
+        return str(error)
+    return None

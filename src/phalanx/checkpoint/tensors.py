@@ -1,0 +1,146 @@
+"""A run's tensors under names that no strategy, world size or wrapper changes.
+
+    model.<i>/<name>                 the i-th prepared model's state_dict, without wrappers' prefixes
+    optim.<i>/<model>/<name>/<key>   the i-th optimizer's state for that parameter
+    rng.<rank>/<generator>           a rank's generators
+
+Sharded tensors are DTensors, which torch.distributed.checkpoint saves and loads by their global shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.optim import Optimizer
+
+from ..errors import CheckpointError, UsageError
+
+
+def parameter_names(models: list[nn.Module]) -> dict[int, str]:
+    """`<i>/<name>` of every parameter, by the parameter's identity; tied ones have their first name."""
+    names: dict[int, str] = {}
+    for index, model in enumerate(models):
+        for name, parameter in model.named_parameters():
+            names.setdefault(id(parameter), f"{index}/{name}")
+    return names
+
+
+def split(values: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors, and the rest."""
+    tensors = {key: value for key, value in values.items() if isinstance(value, Tensor)}
+    return tensors, {key: value for key, value in values.items() if key not in tensors}
+
+
+def model_entries(models: list[nn.Module]) -> dict[str, Any]:
+    return {f"model.{i}/{name}": value for i, model in enumerate(models) for name, value in model.state_dict().items()}
+
+
+def optimizer_entries(optimizers: list[Optimizer], names: dict[int, str]) -> dict[str, Any]:
+    entries: dict[str, Any] = {}
+    for index, optimizer in enumerate(optimizers):
+        for parameter, state in optimizer.state.items():
+            for key, value in state.items():
+                entries[f"optim.{index}/{names[id(parameter)]}/{key}"] = value
+    return entries
+
+
+def optimizer_groups(optimizer: Optimizer, names: dict[int, str]) -> list[dict[str, Any]]:
+    """Hyperparameters of each group, with its parameters by name."""
+    try:
+        return [
+            {**group, "params": [names[id(parameter)] for parameter in group["params"]]}
+            for group in optimizer.param_groups
+        ]
+    except KeyError:
+        raise UsageError(
+            "an optimizer holds a parameter of no prepared model: pass the model to run.prepare too"
+        ) from None
+
+
+def room_for_optimizer(
+    index: int, optimizer: Optimizer, names: dict[int, str], saved: Mapping[str, Any]
+) -> dict[str, Tensor]:
+    """Tensors to load the saved state of one optimizer into: placed like the parameter where the shape is its own."""
+    room: dict[str, Tensor] = {}
+    by_name = {names[id(parameter)]: parameter for group in optimizer.param_groups for parameter in group["params"]}
+    prefix = f"optim.{index}/"
+    for key, metadata in saved.items():
+        if not key.startswith(prefix) or not isinstance(metadata, TensorStorageMetadata):
+            continue
+        parameter = by_name.get(key[len(prefix) :].rpartition("/")[0])
+        if parameter is None:
+            continue  # reported as an unexpected key
+        dtype = metadata.properties.dtype
+        if metadata.size == parameter.shape and parameter.dim() > 0:
+            room[key] = torch.zeros_like(parameter, dtype=dtype, requires_grad=False)
+        else:
+            room[key] = torch.zeros(metadata.size, dtype=dtype)
+    return room
+
+
+def room_for_rng(rank: int, saved: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Tensors to load a rank's generator states into."""
+    return {
+        key: torch.zeros(metadata.size, dtype=metadata.properties.dtype)
+        for key, metadata in saved.items()
+        if key.startswith(f"rng.{rank}/")
+    }
+
+
+def load_optimizer(
+    index: int,
+    optimizer: Optimizer,
+    names: dict[int, str],
+    groups: list[dict[str, Any]],
+    values: Mapping[str, Any],
+) -> None:
+    """Set an optimizer's state through its own `load_state_dict`, parameters matched by name."""
+    own = [[names[id(parameter)] for parameter in group["params"]] for group in optimizer.param_groups]
+    theirs = [group["params"] for group in groups]
+    if [sorted(group) for group in own] != [sorted(group) for group in theirs]:
+        raise CheckpointError(
+            f"optimizer {index} has parameter groups {_brief(own)}, but the checkpoint has {_brief(theirs)}: "
+            "build it with the same groups"
+        )
+    position = {name: at for at, name in enumerate(name for group in own for name in group)}
+    state: dict[int, dict[str, Any]] = {}
+    prefix = f"optim.{index}/"
+    for key, value in values.items():
+        if key.startswith(prefix):
+            name, _, item = key[len(prefix) :].rpartition("/")
+            state.setdefault(position[name], {})[item] = value
+    packed = [{**saved, "params": [position[name] for name in mine]} for saved, mine in zip(groups, own, strict=True)]
+    optimizer.load_state_dict({"state": state, "param_groups": packed})
+
+
+def _brief(groups: list[list[str]]) -> str:
+    return " + ".join(f"{len(group)} ({', '.join(group[:3])}{', …' if len(group) > 3 else ''})" for group in groups)
+
+
+def check_keys(wanted: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
+    """Strictness: every key of either side is on the other, with the same global shape."""
+    missing = sorted(set(wanted) - set(saved))
+    unexpected = sorted(key for key in set(saved) - set(wanted) if not key.startswith("rng."))
+    shapes = [
+        f"{key}: {tuple(saved[key].size)} saved, {tuple(value.shape)} here"
+        for key, value in wanted.items()
+        if isinstance(saved.get(key), TensorStorageMetadata) and saved[key].size != value.shape
+    ]
+    problems = [
+        f"{word}: {', '.join(keys[:5])}{f' and {len(keys) - 5} more' if len(keys) > 5 else ''}"
+        for word, keys in (
+            ("missing in it", missing),
+            ("unknown here", unexpected),
+            ("of another shape", shapes),
+        )
+        if keys
+    ]
+    if problems:
+        raise CheckpointError(
+            f"the checkpoint does not fit this model and optimizer; {'; '.join(problems)}. "
+            "Resume with the model and optimizer that it was saved from"
+        )

@@ -1,0 +1,1 @@
+"""The command `phalanx`: one module a subcommand, imported when it is used."""

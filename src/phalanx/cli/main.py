@@ -1,0 +1,72 @@
+"""The command's entry: finds the subcommand, and is the one place that maps errors to exit codes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+from .. import __version__
+from ..errors import PhalanxError, UsageError, did_you_mean
+
+COMMANDS = {
+    "run": "start a script on this machine, in any number of processes",
+    "plan": "show what would be started, where and how; starts nothing",
+    "config": "show settings, their values and which layer set them",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line `argv` (sys.argv's words by default); the result is the exit code.
+
+    2 for errors that are the user's to correct, 130 after Ctrl-C, 141 if the reader of stdout has gone.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        code = _dispatch(words)
+        sys.stdout.flush()
+        return code
+    except PhalanxError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+
+
+def _dispatch(words: list[str]) -> int:
+    if not words:
+        print(_help(), file=sys.stderr)
+        return 2
+    name, rest = words[0], words[1:]
+    if name in ("-h", "--help", "help"):
+        print(_help())
+        return 0
+    if name in ("-V", "--version"):
+        print(f"phalanx {__version__}")
+        return 0
+    if name not in COMMANDS:
+        known = ", ".join(COMMANDS)
+        raise UsageError(f"unknown command {name!r}: expected one of {known}.{did_you_mean(name, COMMANDS)}")
+    code: int = import_module(f"phalanx.cli.{name}").main(rest)
+    return code
+
+
+def _help() -> str:
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {summary}" for name, summary in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: phalanx COMMAND [options]",
+            "",
+            "One PyTorch training script, any number of processes, strategies and launchers.",
+            "",
+            "commands:",
+            *lines,
+            "",
+            "phalanx COMMAND --help says more; phalanx --version shows the version.",
+        ]
+    )

@@ -1,0 +1,151 @@
+"""The command line: options, settings and `name=value` words up to the script; the rest is the script's."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from ..config.table import FREE, canonical, keys, nearest, sections
+from ..errors import UsageError, did_you_mean
+
+_SETTING = re.compile(r"[A-Za-z_][\w-]*(\.[\w-]+)*=", re.ASCII)
+_SHAPE = re.compile(r"(\d+)[xX](\d+|auto|gpu|cpu)", re.ASCII)
+_SHORT = {"-c": "--config", "-j": "--shape", "-s": "--strategy", "-h": "--help"}
+_OWN = ("--config",)
+
+
+@dataclass(frozen=True)
+class Scanned:
+    """A command line taken apart. `overrides` are (key, value) pairs in order, `flags` the command's own
+    without dashes; `args` are the script's, untouched."""
+
+    files: tuple[str, ...] = ()
+    overrides: tuple[tuple[str, str], ...] = ()
+    flags: frozenset[str] = frozenset()
+    script: str | None = None
+    args: tuple[str, ...] = ()
+
+
+def scan(argv: Collection[str], script: bool, flags: Collection[str] = ()) -> Scanned:
+    """Take `argv` apart; the first word that is no option, option value or `name=value` is the script.
+
+    `flags` are the names, without dashes, of the command's own valueless options; `help` is always one.
+    Raises UsageError for an unknown option, a missing value, or a script where there can be none.
+    """
+    scanner = _Scanner(list(argv), (*flags, "help"))
+    while scanner.rest:
+        word = scanner.rest.pop(0)
+        forced = word == "--"
+        if not forced and len(word) > 1 and word.startswith("-"):
+            scanner.option(word)
+        elif not forced and _SETTING.match(word):
+            key, _, value = word.partition("=")
+            scanner.overrides.append((key, value))
+        else:
+            return scanner.done(scanner.script(word, forced, script))
+    return scanner.done(None)
+
+
+def require_script(scanned: Scanned, command: str) -> str:
+    """The script, or a UsageError that shows how one is given."""
+    if scanned.script is None:
+        raise UsageError(
+            f"no script given: expected phalanx {command} [options] SCRIPT [script arguments]; "
+            f"see phalanx {command} --help"
+        )
+    return scanned.script
+
+
+@dataclass
+class _Scanner:
+    rest: list[str]
+    known_flags: tuple[str, ...]
+    files: list[str] = field(default_factory=list)
+    overrides: list[tuple[str, str]] = field(default_factory=list)
+    flags: set[str] = field(default_factory=set)
+
+    def done(self, script: str | None) -> Scanned:
+        args = tuple(self.rest) if script is not None else ()
+        return Scanned(tuple(self.files), tuple(self.overrides), frozenset(self.flags), script, args)
+
+    def script(self, word: str, forced: bool, allowed: bool) -> str | None:
+        if not allowed:
+            raise UsageError(f"unexpected {word!r}: this command takes options and KEY=VALUE only")
+        if forced and not self.rest:
+            return None
+        return self.rest.pop(0) if forced else word
+
+    def option(self, word: str) -> None:
+        name, equals, value = word.partition("=")
+        if not word.startswith("--"):
+            name, equals, value = self._short(word)
+        given = value if equals else None
+        if name == "--config":
+            self.files.append(self._value(word, given))
+        elif name == "--shape":
+            self._shape(word, self._value(word, given))
+        elif name[2:] in self.known_flags:
+            self._flag(name, given)
+        else:
+            self._setting(word, name, given)
+
+    def _short(self, word: str) -> tuple[str, str, str]:
+        """`-c FILE` and `-cFILE`; a letter's value may be attached, as is common."""
+        name = _SHORT.get(word[:2])
+        if name is None:
+            raise UsageError(f"unknown option {word!r}: expected {', '.join(_SHORT)} or --KEY VALUE")
+        return name, "=" if word[2:] else "", word[2:].removeprefix("=")
+
+    def _value(self, option: str, given: str | None) -> str:
+        if given is not None:
+            return given
+        if not self.rest or re.match(r"--?[A-Za-z]|--$", self.rest[0]):
+            what = f"next is {self.rest[0]!r}" if self.rest else "it is the last word"
+            raise UsageError(f"option {option} needs a value, but {what}: write {option} VALUE (or --KEY=VALUE)")
+        return self.rest.pop(0)
+
+    def _shape(self, option: str, text: str) -> None:
+        match = _SHAPE.fullmatch(text)
+        if match is None:
+            raise UsageError(f"-j {text!r}: expected NODESxPROCS, such as 2x4 (use --nproc for one node)")
+        self.overrides += [("nodes", match[1]), ("nproc_per_node", match[2])]
+
+    def _flag(self, name: str, given: str | None) -> None:
+        if given is not None:
+            raise UsageError(f"option {name} takes no value, got {given!r}")
+        self.flags.add(name[2:])
+
+    def _setting(self, word: str, name: str, given: str | None) -> None:
+        key, negated = _key(name[2:]), _key(re.sub(r"^no[-_]", "", name[2:]))
+        if _is_bool(key):
+            self.overrides.append((key, "true" if given is None else given))
+        elif key in keys() or _is_free(key):
+            self.overrides.append((key, self._value(name, given)))
+        elif not _is_bool(negated):
+            raise self._unknown(word, name)
+        elif given is not None:
+            raise UsageError(f"option {name} takes no value, got {given!r}: use --{negated}={given}")
+        else:
+            self.overrides.append((negated, "false"))
+
+    def _unknown(self, word: str, name: str) -> UsageError:
+        if name[2:].replace("-", "_") in sections():
+            return UsageError(f"option {name} is a group of settings: use --{name[2:]}.KEY VALUE")
+        own = [*_OWN, *(f"--{flag}" for flag in self.known_flags)]
+        setting = nearest(name[2:])
+        hint = did_you_mean(name, own) or setting.replace("'", "'--", 1).replace("_", "-")
+        return UsageError(f"unknown option {word!r}.{hint}")
+
+
+def _key(name: str) -> str:
+    return ".".join(canonical(tuple(name.split("."))))
+
+
+def _is_free(key: str) -> bool:
+    section, _, name = key.partition(".")
+    return section in FREE and bool(name)
+
+
+def _is_bool(key: str) -> bool:
+    return key in keys() and keys()[key].annotation is bool

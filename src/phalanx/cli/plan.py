@@ -1,0 +1,72 @@
+"""`phalanx plan`: show what `phalanx run`, or a job with the same options, would start."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ..plan import LaunchPlan
+from ..shell import render
+from .launch import OPTIONS, plan_of
+from .options import scan
+
+HELP = """\
+usage: phalanx plan [options] [KEY=VALUE]... SCRIPT [script arguments]
+
+Show nodes, ranks, devices, threads, environment and command of a launch, on this machine or on any
+number of nodes of a cluster. Nothing is started and nothing is written; SCRIPT need not exist.
+
+      --json             for programs: one object, with an entry a node
+
+{options}"""
+
+
+def main(argv: Sequence[str]) -> int:
+    """`argv` without `plan`; the result is the exit code."""
+    scanned = scan(argv, script=True, flags=("json",))
+    if "help" in scanned.flags:
+        print(HELP.format(options=OPTIONS))
+        return 0
+    plan, _ = plan_of(scanned, "plan")
+    if "json" in scanned.flags:
+        print(plan.to_json())
+    else:
+        _show(plan)
+    return 0
+
+
+def _show(plan: LaunchPlan) -> None:
+    """Two columns; plain text, as loading a library to draw it would take longer than all the rest."""
+    rows = list(_rows(plan))
+    width = max(len(name) for name, _ in rows)
+    for name, value in rows:
+        first, *more = value.split("\n")
+        print(f"{name:<{width}}  {first}")
+        for line in more:
+            print(" " * width, line, sep="  ")
+
+
+def _rows(plan: LaunchPlan) -> Iterator[tuple[str, str]]:
+    """Nodes are summed up: they all hold the same number of ranks."""
+    where = f" ({plan.host})" if plan.host else ""
+    versions = ", ".join(f"{package} {version}" for package, version in plan.versions.items())
+    last = plan.world_size - 1
+    yield "script", render((plan.script, *plan.args))
+    yield "strategy", plan.strategy
+    yield "launcher", plan.launcher
+    yield "nodes", f"{plan.nodes}{where}"
+    yield "ranks per node", str(plan.nproc_per_node)
+    yield "ranks", "1 (rank 0)" if last == 0 else f"{plan.world_size} (ranks 0 to {last}, node by node)"
+    yield "device", plan.device or "known on the nodes"
+    yield "backend", plan.backend or "known on the nodes"
+    yield "CPUs per node", _number(plan.cpus_per_node)
+    yield "CPUs per rank", _number(plan.cpus_per_rank)
+    yield "OMP_NUM_THREADS", plan.omp_num_threads or "known on the nodes"
+    yield "loader workers", "each loader's own" if plan.num_workers is None else str(plan.num_workers)
+    yield "python", f"{plan.python} ({versions})" if versions else plan.python
+    yield "environment", "\n".join(f"{name}={value}" for name, value in plan.environment.items())
+    yield "command", render(plan.command) or "none: see notes"
+    yield "notes", "\n".join(plan.notes) or "none"
+
+
+def _number(count: int | None) -> str:
+    return "known on the nodes" if count is None else str(count)

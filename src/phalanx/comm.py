@@ -1,0 +1,61 @@
+"""Collectives between ranks, as the rest of the worker half sees them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class Comm:
+    """Collectives between the ranks; this one serves a world of one, without torch.distributed.
+
+    Tensors may be on the host or on the rank's device. Every rank must call.
+    """
+
+    def __init__(self, rank: int = 0, world_size: int = 1) -> None:
+        self.rank = rank
+        self.world_size = world_size
+
+    @property
+    def active(self) -> bool:
+        """Whether torch.distributed serves these calls."""
+        return False
+
+    def all_reduce(self, tensor: Tensor, op: str) -> Tensor:
+        """`tensor` reduced in place over all ranks; op is sum, min or max."""
+        return tensor
+
+    def start_max(self, tensor: Tensor) -> Any:
+        """Begin an in-place maximum of a host tensor; `.wait()` on the result ends it."""
+        return None
+
+    def all_gather(self, tensor: Tensor) -> list[Tensor]:
+        """Every rank's `tensor`; shapes must agree."""
+        return [tensor]
+
+    def broadcast(self, tensor: Tensor, src: int) -> Tensor:
+        """Rank `src`'s `tensor`, in place."""
+        return tensor
+
+    def gather_objects(self, value: Any) -> list[Any]:
+        """Every rank's picklable `value`, on all ranks."""
+        return [value]
+
+    def broadcast_object(self, value: Any, src: int = 0) -> Any:
+        """Rank `src`'s picklable `value`."""
+        return value
+
+    def barrier(self) -> None:
+        """Return when every rank has come here."""
+
+    # What data loaders ask of each other (data.loader.Peers).
+
+    def counts(self, mine: list[int]) -> list[list[int]]:
+        """Every rank's list of equally many integers."""
+        return [gathered.tolist() for gathered in self.all_gather(torch.tensor(mine, dtype=torch.int64))]
+
+    def borrow(self, batch: Any, src: int) -> Any:
+        """Rank `src`'s batch."""
+        return self.broadcast_object(batch, src)

@@ -1,0 +1,186 @@
+"""Each source of settings as a tree: the script, files, the environment and the command line.
+
+Keys are checked and spelt canonically here; values stay text. Faults are added to `problems`, so that one
+load reports all of them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path as FilePath
+from typing import Any, cast
+
+from .convert import expected
+from .table import FREE, canonical, keys, nearest, sections
+from .text import Plain, is_null
+from .tree import Leaf, Path, Tree, grow, merge, origin_of, show
+
+SCRIPT = "phalanx.init()"
+COMMAND_LINE = "command line"
+
+# Words of the topology and of launches, not settings.
+RESERVED = frozenset(
+    {
+        "PHALANX_RANK",
+        "PHALANX_WORLD_SIZE",
+        "PHALANX_LOCAL_RANK",
+        "PHALANX_LOCAL_WORLD_SIZE",
+        "PHALANX_NODE_RANK",
+        "PHALANX_NUM_NODES",
+        "PHALANX_MASTER_ADDR",
+        "PHALANX_MASTER_PORT",
+        "PHALANX_RUN_DIR",
+        "PHALANX_SITE",
+        "PHALANX_CPUS_PER_RANK",
+        "PHALANX_NUM_WORKERS_AUTO",
+    }
+)
+
+
+def from_script(arguments: Mapping[str, Any], problems: list[str]) -> Tree:
+    """The keyword arguments of `phalanx.init()`: Python values."""
+    return shape(cast("Tree", {key: grow(value, SCRIPT) for key, value in arguments.items()}), problems)
+
+
+def from_file(path: str | FilePath, label: str, problems: list[str]) -> Tree:
+    """A settings file; raises ConfigError if it cannot be read as a mapping."""
+    from .yamlfile import read_file  # PyYAML costs start-up time, and most loads read no file
+
+    return shape(read_file(path, label), problems)
+
+
+def profiles(environ: Mapping[str, str]) -> list[tuple[str, str]]:
+    """The site profile and the user's own file, as (path, label), if there are any."""
+    found = []
+    if environ.get("PHALANX_SITE"):
+        found.append((environ["PHALANX_SITE"], "site profile "))
+    user = _user_file(environ)
+    if user is not None and user.is_file():
+        found.append((str(user), "user file "))
+    return found
+
+
+def _user_file(environ: Mapping[str, str]) -> FilePath | None:
+    # The XDG base directory specification: an empty or relative XDG_CONFIG_HOME is to be ignored.
+    base = environ.get("XDG_CONFIG_HOME", "")
+    home = environ.get("HOME") or environ.get("USERPROFILE")
+    if not os.path.isabs(base):  # noqa: PTH117 (pathlib has no test that takes an empty text)
+        if not home:
+            return None
+        base = f"{home}/.config"
+    return FilePath(base, "phalanx", "config.yaml")
+
+
+def from_environment(environ: Mapping[str, str], problems: list[str]) -> Tree:
+    """PHALANX_PRECISION, PHALANX_CHECKPOINT__EVERY_STEPS; an empty variable counts as unset."""
+    tree: Tree = {}
+    for name in sorted(environ):
+        if name.startswith("PHALANX_") and name not in RESERVED and environ[name]:
+            path = tuple(name.removeprefix("PHALANX_").split("__"))
+            lower = tuple(part.lower() for part in path)
+            # Names of environment variables keep their case.
+            key = ("env", *path[1:]) if lower[0] == "env" else lower
+            layer = _override(key, environ[name], f"environment {name}", problems)
+            tree = cast("Tree", merge(tree, layer))
+    return tree
+
+
+def from_overrides(overrides: Iterable[str | tuple[str, str]], problems: list[str]) -> list[Tree]:
+    """One layer for each `key=value` (or pair) of the command line."""
+    found = []
+    for override in overrides:
+        pair = override.split("=", 1) if isinstance(override, str) else override
+        if len(pair) != 2 or not pair[0]:
+            problems.append(f"{override!r} on the command line: expected key=value")
+        else:
+            found.append(_override(tuple(pair[0].split(".")), pair[1], COMMAND_LINE, problems))
+    return found
+
+
+def _override(path: Path, text: str, origin: str, problems: list[str]) -> Tree:
+    return shape({".".join(path): grow(_flow_or_text(canonical(path), text), origin)}, problems)
+
+
+def _flow_or_text(path: Path, text: str) -> Any:
+    """A YAML collection where one can stand, else the text itself, whatever it holds."""
+    free = path[0] == "params"
+    if (free and text.startswith(("[", "{"))) or (".".join(path) in sections() and text.startswith("{")):
+        from .yamlfile import parse_flow
+
+        found = parse_flow(text)
+        if found is not None:
+            return found
+    return text if free and not text else Plain(text)
+
+
+def shape(raw: Tree, problems: list[str]) -> Tree:
+    """`raw` with canonical keys, nested as the settings are; whatever is no setting becomes a problem."""
+    shaped: Tree = {}
+    _shape(raw, (), shaped, problems)
+    return shaped
+
+
+def _shape(raw: Tree, prefix: Path, shaped: Tree, problems: list[str]) -> None:
+    for name, item in raw.items():
+        if not isinstance(name, str) or not name:
+            problems.append(f"{name!r} ({origin_of(item)}): a key must be a text")
+            continue
+        path = canonical((*prefix, *name.split(".")))
+        key = ".".join(path)
+        if path[0] in FREE:
+            _shape_free(path, item, shaped, problems)
+        elif key in sections():
+            _shape_section(key, path, item, shaped, problems)
+        elif key not in keys():
+            problems.append(_unknown(key, item))
+        elif isinstance(item, dict) or item.value == {}:
+            field = keys()[key]
+            wanted = expected(field.annotation, field.metadata)
+            problems.append(f"{key} ({origin_of(item)}): expected {wanted}, not a mapping")
+        else:
+            _put(shaped, path, item, problems)
+
+
+def _shape_section(key: str, path: Path, item: Tree | Leaf, shaped: Tree, problems: list[str]) -> None:
+    if isinstance(item, dict):
+        _shape(item, path, shaped, problems)
+    elif not is_null(item.value) and item.value != {}:
+        inside = ", ".join(name for name in keys() if name.startswith(key + "."))
+        problems.append(f"{key} = {show(item.value)} ({item.origin}): {key} is a section; set {inside}")
+
+
+def _shape_free(path: Path, item: Tree | Leaf, shaped: Tree, problems: list[str]) -> None:
+    section, *names = path
+    if names:
+        # No variable of the environment is nested: the rest of the path is its name.
+        _put(shaped, (section, ".".join(names)) if section == "env" else path, item, problems)
+    elif isinstance(item, Leaf):
+        if not is_null(item.value) and item.value != {}:
+            text = f"{section} is a section; set {section}.NAME"
+            problems.append(f"{section} = {show(item.value)} ({item.origin}): {text}")
+    else:
+        for name, child in item.items():
+            if isinstance(name, str) and name:
+                _put(shaped, (section, name), child, problems)
+            else:
+                problems.append(f"{section}: {name!r} ({origin_of(child)}): a key must be a text")
+
+
+def _put(shaped: Tree, path: Path, item: Tree | Leaf, problems: list[str]) -> None:
+    """Set `path`; one source that sets a key twice (say by an alias too) contradicts itself."""
+    for part in path[:-1]:
+        below = shaped.setdefault(part, {})
+        if isinstance(below, Leaf):
+            break
+        shaped = below
+    else:
+        if path[-1] not in shaped:
+            shaped[path[-1]] = item
+            return
+    problems.append(f"{'.'.join(path)} ({origin_of(item)}) is set twice, in two spellings")
+
+
+def _unknown(key: str, item: Tree | Leaf) -> str:
+    hint = "" if "." in key else f" A script's own settings go under 'params:' (params.{key})."
+    return f"unknown key {key!r} ({origin_of(item)}).{nearest(key)}{hint}"

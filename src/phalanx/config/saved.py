@@ -1,0 +1,97 @@
+"""Settings as YAML that reads back exactly, and the two files of them in a run directory."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path as FilePath
+from typing import Any
+
+from .interpolate import escape
+from .layers import SCRIPT, from_file
+from .loader import DEFAULT, Loaded
+from .tree import Leaf, Path, Tree
+from .yamlfile import write
+
+CONFIG_FILE = "config.yaml"
+ORIGINS_FILE = "origins.json"
+
+
+def dump(settings: Mapping[str, Any]) -> str:
+    """`settings` as YAML; text that holds `${` is escaped, so that it comes back as it is."""
+    return write(_escaped(settings))
+
+
+def _escaped(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _escaped(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_escaped(item) for item in value]
+    return escape(value) if isinstance(value, str) else value
+
+
+def chosen(loaded: Loaded, keep: Callable[[str], bool] = lambda _: True) -> dict[str, Any]:
+    """The settings whose origin `keep` accepts, nested as in a file."""
+    picked: dict[str, Any] = {}
+    for path, value in entries(loaded.config.model_dump()):
+        key = ".".join(path)
+        if keep(loaded.origins.get(key, DEFAULT)):
+            section = picked
+            for name in path[:-1]:
+                section = section.setdefault(name, {})
+            section[path[-1]] = value
+    return picked
+
+
+def entries(settings: Mapping[str, Any], path: Path = ()) -> list[tuple[Path, Any]]:
+    found: list[tuple[Path, Any]] = []
+    for key, value in settings.items():
+        here = (*path, key)
+        found += entries(value, here) if isinstance(value, Mapping) and value else [(here, value)]
+    return found
+
+
+def save_run_config(loaded: Loaded, run_dir: str | FilePath) -> None:
+    """Write config.yaml (what was set above defaults and script) and origins.json in `run_dir`.
+
+    Each file is written whole or not at all.
+    """
+    folder = FilePath(run_dir)
+    below = (DEFAULT, SCRIPT)
+    settings = chosen(loaded, lambda origin: origin not in below)
+    origins = {key: origin for key, origin in loaded.origins.items() if origin not in below}
+    _write(folder / ORIGINS_FILE, json.dumps(origins, indent=1, ensure_ascii=True) + "\n")
+    _write(folder / CONFIG_FILE, dump(settings) if settings else "")
+
+
+def _write(path: FilePath, text: str) -> None:
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        partial.write_text(text, encoding="utf-8", newline="\n")
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def read_saved(run_dir: FilePath, problems: list[str]) -> Tree:
+    """What `save_run_config` wrote, with the origins of the launch where they are known."""
+    tree = from_file(run_dir / CONFIG_FILE, "", problems)
+    try:
+        origins = json.loads((run_dir / ORIGINS_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return tree
+    return _relabel(tree, origins)
+
+
+def _relabel(tree: Tree, origins: Mapping[str, str], path: Path = ()) -> Tree:
+    labelled: Tree = {}
+    for key, item in tree.items():
+        here = (*path, key)
+        if isinstance(item, Leaf):
+            labelled[key] = replace(item, origin=origins.get(".".join(here), item.origin))
+        else:
+            labelled[key] = _relabel(item, origins, here)
+    return labelled

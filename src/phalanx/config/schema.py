@@ -1,0 +1,136 @@
+"""The settings, one typed field each; a field's description is what help, schema and docs show.
+
+Every scalar of a file or a command line arrives as text and the field's type converts it, so that `1e-3`
+is a float for a float field and `0123` stays `0123` for a text field.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+
+from ..errors import ConfigError
+from ..registry import LAUNCHERS, STRATEGIES, TRACKERS, Entry, check_name
+from .convert import convert
+from .text import free
+
+Precision = Literal["fp32", "bf16", "fp16"]
+TextList = tuple[str, ...]
+Positive = Annotated[int, Field(ge=1)]
+
+
+class Section(BaseModel):
+    """Frozen; an unknown key is an error; text becomes the field's type by `convert`'s rules alone."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _from_text(cls, value: Any, info: ValidationInfo) -> Any:
+        name = info.field_name or ""
+        return free(value) if name == "params" else convert(value, cls.model_fields[name].annotation)
+
+
+class CheckpointSettings(Section):
+    every_steps: Positive | None = Field(default=None, description="steps between checkpoints; unset: only run.save()")
+    keep: Positive = Field(default=3, description="how many of the newest checkpoints to keep")
+
+
+class DdpSettings(Section):
+    find_unused_parameters: bool = Field(default=False, description="DDP: look for unused parameters each step")
+    static_graph: bool = Field(default=False, description="DDP: promise that the graph never changes")
+    broadcast_buffers: bool = Field(default=True, description="DDP: rank 0's buffers to all at each forward")
+    bucket_cap_mb: Positive = Field(default=25, description="DDP: gradient bucket size in MiB")
+
+
+class FsdpSettings(Section):
+    replicate: Positive = Field(default=1, description="HSDP: replicas, each over world size / replicate ranks")
+    reshard_after_forward: bool = Field(default=True, description="FSDP: free gathered parameters after the forward")
+    wrap: TextList = Field(
+        default=("auto",),
+        description="FSDP: what to shard as a unit: auto (items of ModuleLists), none (the whole model), "
+        "size:N (modules of at least N parameters), or class names",
+    )
+    param_dtype: Precision = Field(default="fp32", description="FSDP: type of gathered parameters; bf16 halves traffic")
+    reduce_dtype: Precision = Field(default="fp32", description="FSDP: type of gradient reduction")
+
+
+class LrScalingSettings(Section):
+    rule: Literal["none", "linear", "sqrt"] = Field(
+        default="none", description="learning rate times 1, world size or its square root"
+    )
+    warmup_steps: Annotated[int, Field(ge=0)] = Field(default=0, description="steps in which the factor grows from 1")
+
+
+class JobConfig(Section):
+    """All settings of a run. Names are Slurm's own where Slurm has one."""
+
+    name: str | None = Field(default=None, description="run name; unset: the script's name")
+    run_root: str = Field(default="runs", description="folder that holds the run directories")
+    resume: str | None = Field(default=None, description="run to go on with: a path, a run id, or 'latest'")
+
+    strategy: str = Field(default="auto", description="auto, " + ", ".join(STRATEGIES))
+    launcher: str = Field(default="auto", description="auto, " + ", ".join(LAUNCHERS))
+    nodes: Positive = Field(default=1, description="number of nodes")
+    nproc_per_node: Positive | Literal["auto", "gpu", "cpu"] | None = Field(
+        default=None,
+        description="ranks per node: a number, auto, gpu or cpu; "
+        "unset: ntasks_per_node > 1, else gpus_per_node, else 1",
+    )
+    ntasks_per_node: Positive = Field(default=1, description="Slurm tasks per node")
+    gpus_per_node: Annotated[int, Field(ge=0)] | None = Field(
+        default=None, description="GPUs per node; unset: all there are"
+    )
+    cpus_per_task: Positive | None = Field(default=None, description="CPUs per Slurm task; unset: what is there")
+    device: Literal["auto", "cpu", "cuda", "mps"] = Field(default="auto", description="where tensors live")
+    backend: str | None = Field(default=None, description="communication; unset: nccl on cuda, gloo on cpu")
+    master_addr: str | None = Field(default=None, description="rendezvous host; unset: the first node")
+    master_port: Annotated[int, Field(ge=1, le=65535)] | None = Field(
+        default=None, description="rendezvous port; unset: a free one"
+    )
+
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(default=0, description="seed of all random numbers")
+    precision: Precision = Field(default="fp32", description="type of the forward: autocast over fp32 weights")
+    accumulate: Positive = Field(default=1, description="batches per optimizer step")
+    num_workers: Annotated[int, Field(ge=0)] | Literal["auto"] | None = Field(
+        default=None,
+        description="loader workers per rank: a number or auto (from CPUs per rank); unset: the loader's own",
+    )
+    lr_scaling: LrScalingSettings = Field(default=LrScalingSettings(), description="learning rate by world size")
+    checkpoint: CheckpointSettings = Field(default=CheckpointSettings(), description="checkpoints")
+    ddp: DdpSettings = Field(default=DdpSettings(), description="strategy ddp")
+    fsdp: FsdpSettings = Field(default=FsdpSettings(), description="strategy fsdp")
+
+    venv: str | None = Field(default=None, description="virtual environment of the ranks; unset: the command's own")
+    env: dict[str, str] = Field(default={}, description="environment variables for the ranks")
+    trackers: TextList = Field(default=(), description="copies of the metrics: " + ", ".join(TRACKERS))
+    records: Literal["auto", "rank", "node", "main"] = Field(
+        default="auto",
+        description="who writes step records: every rank, one per node, or rank 0; "
+        "auto: rank up to 64 ranks, then main",
+    )
+    progress: bool = Field(default=True, description="progress bar on the main rank")
+    params: dict[str, Any] = Field(default={}, description="the script's own settings: run.config.params")
+
+    @field_validator("strategy", "launcher")
+    @classmethod
+    def _known_name(cls, name: str, info: ValidationInfo) -> str:
+        table = STRATEGIES if info.field_name == "strategy" else LAUNCHERS
+        return _known(str(info.field_name), {"auto": _AUTO, **table}, name)
+
+    @field_validator("trackers")
+    @classmethod
+    def _known_trackers(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(_known("tracker", TRACKERS, name) for name in names)
+
+
+_AUTO = Entry("", "chosen from the other settings")
+
+
+def _known(kind: str, table: Mapping[str, Entry], name: str) -> str:
+    try:
+        return check_name(kind, table, name)
+    except ConfigError as error:  # pydantic collects ValueErrors, so that all faults are reported together
+        raise ValueError(str(error)) from None

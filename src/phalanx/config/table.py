@@ -1,0 +1,64 @@
+"""The table of settings by dotted key, how keys may be spelt, and the nearest right one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from difflib import get_close_matches
+from functools import lru_cache
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from .schema import JobConfig, Section
+from .tree import Path
+
+# Sections whose names are the user's own.
+FREE = ("env", "params")
+
+ALIASES = {
+    "num_nodes": "nodes",
+    "num_tasks_per_node": "ntasks_per_node",
+    "run_name": "name",
+    "nproc": "nproc_per_node",
+    "distributed_strategy": "strategy",
+    "dist_strat": "strategy",
+}
+
+
+@lru_cache(maxsize=1)
+def keys() -> dict[str, FieldInfo]:
+    """Every setting's dotted key, with type (`annotation`), `default` and `description`."""
+    return dict(_walk(JobConfig))
+
+
+@lru_cache(maxsize=1)
+def sections() -> frozenset[str]:
+    """The keys that hold other keys: `checkpoint`, `fsdp`, … and the free-form ones."""
+    return frozenset([key.rpartition(".")[0] for key in keys() if "." in key] + list(FREE))
+
+
+def _walk(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    for name, field in model.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, Section):
+            yield from _walk(kind, f"{prefix}{name}.")
+        else:
+            yield prefix + name, field
+
+
+def canonical(path: Path) -> Path:
+    """`path` with `-` as `_` and aliases replaced; names in free-form sections stay as they are."""
+    first = path[0].replace("-", "_")
+    if first in FREE:
+        return (first, *path[1:])
+    return (ALIASES.get(first, first), *(part.replace("-", "_") for part in path[1:]))
+
+
+def nearest(key: str, others: Iterable[str] = ()) -> str:
+    """` Did you mean 'x'?` for the nearest to `key` of settings and `others`, or an empty string."""
+    spelt = {name: name for name in (*keys(), *sections(), *others)}
+    spelt |= {name: name for name in ALIASES}
+    for name in keys():
+        spelt.setdefault(name.rpartition(".")[2], name)
+    near = get_close_matches(key.replace("-", "_"), list(spelt), n=1, cutoff=0.6)
+    return f" Did you mean {spelt[near[0]]!r}?" if near else ""

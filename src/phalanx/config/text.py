@@ -1,0 +1,61 @@
+"""Scalars as YAML and the command line write them: text, until something says what type they have.
+
+The free-form rule is the one of RFC 8259 (JSON): what JSON calls a number is a number, everything else
+is text. YAML 1.1's octal, sexagesimal, underscore and yes/no forms are therefore never guessed.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+_JSON_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?P<real>(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)")
+# The words of YAML 1.2's core schema.
+_NULL = frozenset({"", "~", "null", "Null", "NULL"})
+_BOOL = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
+
+
+class Plain(str):
+    """Text that was written without quotes, so that it may stand for a number, a bool or null."""
+
+    __slots__ = ()
+
+
+def is_null(value: Any) -> bool:
+    """Whether `value` is None or an unquoted null (empty, `~`, `null`)."""
+    return value is None or (isinstance(value, Plain) and value in _NULL)
+
+
+def number(text: str) -> int | float | None:
+    """The finite number that `text` is in JSON's grammar, or None."""
+    match = _JSON_NUMBER.fullmatch(text)
+    if match is None:
+        return None
+    if match["real"]:
+        value = float(text)
+        return value if math.isfinite(value) else None
+    try:
+        return int(text)
+    except ValueError:  # more digits than int() is willing to read
+        return None
+
+
+def free(value: Any) -> Any:
+    """`value` of a section without declared types: unquoted numbers, bools and null get their type."""
+    if isinstance(value, dict):
+        return {key: free(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [free(item) for item in value]
+    if isinstance(value, Plain):
+        return _free_scalar(value)
+    return value
+
+
+def _free_scalar(plain: Plain) -> Any:
+    if plain in _NULL:
+        return None
+    if plain in _BOOL:
+        return _BOOL[plain]
+    found = number(plain)
+    return str(plain) if found is None else found

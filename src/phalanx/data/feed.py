@@ -1,0 +1,276 @@
+"""Where batches come from: torch's own DataLoader behind, told what this rank's share is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any, Protocol
+
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, default_collate, default_convert
+
+from ..errors import DataError
+from .batch import count
+from .groups import Group, Peers, Shares, agreed_groups, known_groups
+from .iterable import Counted, SplitDataset, split_over_ranks
+from .order import Deal, Order, epoch_order, take
+from .seeding import SeededDataset, Stream, draws_nothing, generator, mix, undisturbed
+
+
+@dataclass(slots=True)
+class Position:
+    """Where a training pass stands: what was consumed, never what was prefetched.
+
+    `consumed` counts units of the epoch order (samples; batches under a custom batch_sampler or
+    batch_size=None), for iterable datasets samples; `batches` counts micro-batches of one rank.
+    """
+
+    index: int = 0
+    consumed: int = 0
+    batches: int = 0
+    finished: bool = False
+
+
+class Feed(Protocol):
+    """A source of batches for one rank; `train` is False for an evaluation, which is always pass 0."""
+
+    batch_size: int | None
+
+    def left(self, position: Position) -> int | None:
+        """Micro-batches from `position` to the end of the pass; None where unknown."""
+
+    def groups(self, position: Position, accumulate: int, train: bool) -> Iterator[Group]:
+        """The groups from `position` on."""
+
+    def plain(self, position: Position, train: bool) -> Iterator[tuple[Any, Position]]:
+        """This rank's own batches from `position` on, each with the position after it."""
+
+
+def loader_settings(loader: DataLoader[Any], num_workers: int | None) -> dict[str, Any]:
+    """Keyword arguments for a DataLoader like `loader`, apart from dataset, sampler and collate_fn."""
+    workers = loader.num_workers if num_workers is None else num_workers
+    settings: dict[str, Any] = {
+        "num_workers": workers,
+        "pin_memory": loader.pin_memory,
+        "worker_init_fn": loader.worker_init_fn,
+    }
+    if workers:
+        settings |= {
+            "timeout": loader.timeout,
+            "multiprocessing_context": loader.multiprocessing_context,
+            "persistent_workers": loader.persistent_workers,
+            "prefetch_factor": loader.prefetch_factor,
+            "in_order": loader.in_order,
+        }
+    return settings
+
+
+class _Keys:
+    """The sampler of the DataLoader behind: each iteration takes what was put into `keys` just before."""
+
+    def __init__(self) -> None:
+        self.keys: Iterable[Any] = ()
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.keys)
+
+
+class MapFeed:
+    """Map-style datasets."""
+
+    def __init__(self, loader: DataLoader[Any], peers: Peers, seed: int, num_workers: int | None) -> None:
+        self._peers, self._seed = peers, seed
+        sampler, self.unit = _unit(loader)
+        plain_batches = type(loader.batch_sampler) is BatchSampler
+        self.batch_size = loader.batch_sampler.batch_size if plain_batches else None  # type: ignore[union-attr]
+        self._drop_last = bool(plain_batches and loader.batch_sampler.drop_last)  # type: ignore[union-attr]
+        self._order = epoch_order(sampler, seed, peers.world_size)
+        settings = loader_settings(loader, num_workers)
+        self._counts_known = self.unit != "item" and settings.get("in_order", True)
+        collate = loader.collate_fn
+        self._seeded = not (draws_nothing(loader.dataset) and collate in (default_collate, default_convert))
+        self._keys = _Keys()
+        self._generator = generator(seed)
+        self._apart = self._seeded and not settings["num_workers"]
+        if self.unit != "item" and not self._counts_known:
+            collate = Counted(collate, None)
+        self._loader: DataLoader[Any] = DataLoader(
+            SeededDataset(loader.dataset, seed) if self._seeded else loader.dataset,
+            collate_fn=collate,
+            generator=self._generator,
+            **({"sampler": self._keys, "batch_size": None} if self.unit == "item" else {"batch_sampler": self._keys}),
+            **settings,
+        )
+
+    def size(self) -> int:
+        """Units in a pass."""
+        return self._order.size()
+
+    def left(self, position: Position) -> int | None:
+        return self._deal(self.size()).batches(position.consumed)
+
+    def groups(self, position: Position, accumulate: int, train: bool) -> Iterator[Group]:
+        shares, batches = self._pass(position, train)
+        done = position.batches
+        if self._counts_known:
+            return known_groups(shares, batches, accumulate, train, done)
+
+        def consumed(taken: int, _: int) -> int:
+            return shares.end(taken)
+
+        counted = batches if self.unit != "item" else ((count(batch), batch) for batch in batches)
+        low, high = shares.mine(0)
+        if shares.batches and low == high:
+            # This rank's only batch is a stand-in, of which no sample counts.
+            counted = ((0, batch) for _, batch in counted)
+        return agreed_groups(counted, self._peers, accumulate, train, done, None, consumed)
+
+    def plain(self, position: Position, train: bool) -> Iterator[tuple[Any, Position]]:
+        shares, batches = self._pass(position, train)
+        for number in range(shares.batches):
+            low, high = shares.mine(number)
+            if low == high:
+                return
+            batch = next(batches)
+            yield (
+                batch if self._counts_known or self.unit == "item" else batch[1],
+                replace(position, consumed=shares.end(number + 1), batches=position.batches + number + 1),
+            )
+
+    def _deal(self, size: int) -> Deal:
+        return Deal(size, self.batch_size or 1, self._peers.world_size, self._drop_last)
+
+    def _pass(self, position: Position, train: bool) -> tuple[Shares, Iterator[Any]]:
+        order = self._order.make(position.index)
+        size_of = None if self.unit == "sample" else lambda low, high: sum(map(len, order[low:high]))
+        shares = Shares(self._deal(len(order)), position.consumed, self._peers.rank, size_of)
+        self._keys.keys = self._tagged(_keys(order, shares), position.index if train else None)
+        self._generator.manual_seed(mix(self._seed, position.index, self._peers.rank))
+        batches = iter(self._loader)
+        return shares, _apart(batches, undisturbed) if self._apart else batches
+
+    def _tagged(self, keys: Iterator[list[Any]], told: int | None) -> Iterator[Any]:
+        units: Iterator[Any] = keys if self.unit == "sample" else (unit for (unit,) in keys)
+        return ((told, unit) for unit in units) if self._seeded else units
+
+
+def _unit(loader: DataLoader[Any]) -> tuple[Any, str]:
+    """What orders the dataset, and what a unit of that order is: a sample, a list of samples or an item."""
+    if loader.batch_sampler is None:
+        return loader.sampler, "item"
+    if type(loader.batch_sampler) is BatchSampler:
+        return loader.batch_sampler.sampler, "sample"
+    return loader.batch_sampler, "batch"
+
+
+def _keys(order: Order, shares: Shares) -> Iterator[list[Any]]:
+    """The units of each batch that this rank fetches."""
+    for number in range(shares.batches):
+        low, high = shares.mine(number)
+        if low < high:
+            yield take(order, low, high)
+        elif number == 0:
+            yield take(order, *_stand_in(shares))
+
+
+def _stand_in(shares: Shares) -> tuple[int, int]:
+    """Units for a rank that has none in its first batch: those of the batch before the start."""
+    deal, start = shares.deal, shares.start
+    low, high = deal.share(max(0, start - deal.step), start, shares.rank)
+    return (low, high) if low < high else (0, min(deal.width, deal.size))
+
+
+def _apart(batches: Iterator[Any], context: Callable[[], AbstractContextManager[None]]) -> Iterator[Any]:
+    """`batches`, each fetched in this process inside a new `context()`."""
+    while True:
+        with context():
+            try:
+                batch = next(batches)
+            except StopIteration:
+                return
+        yield batch
+
+
+class IterableFeed:
+    """Iterable datasets, whose counts nobody knows."""
+
+    def __init__(self, loader: DataLoader[Any], peers: Peers, seed: int, num_workers: int | None) -> None:
+        self._peers, self._seed = peers, seed
+        self.batch_size = loader.batch_size
+        self._drop_last = loader.drop_last
+        settings = loader_settings(loader, num_workers)
+        self._workers: int = settings["num_workers"]
+        dataset, alone = split_over_ranks(loader.dataset, peers.rank, peers.world_size, self._workers)
+        self._split = SplitDataset(dataset, seed, peers.rank, peers.world_size, alone)
+        if self._workers:
+            self._split.passes.share_memory_()
+        self._generator = generator(seed)
+        batched = self.batch_size is not None
+        self._loader: DataLoader[Any] = DataLoader(
+            self._split,
+            batch_size=self.batch_size,
+            drop_last=self._drop_last,
+            collate_fn=Counted(loader.collate_fn, self._split) if batched else loader.collate_fn,
+            generator=self._generator,
+            **settings,
+        )
+
+    def left(self, position: Position) -> int | None:
+        return None
+
+    def length(self) -> int:
+        """Micro-batches in a pass, if the dataset has a length and splits evenly; else TypeError."""
+        samples, splits = len(self._split.dataset), self._peers.world_size * max(1, self._workers)
+        if self.batch_size is None:
+            return -(-samples // self._peers.world_size)
+        most = [-(-max(0, samples - first) // splits) for first in range(0, splits, self._peers.world_size)]
+        size = self.batch_size
+        return sum(items // size if self._drop_last else -(-items // size) for items in most)
+
+    def groups(self, position: Position, accumulate: int, train: bool) -> Iterator[Group]:
+        batches = self._pass(position, train)
+        last = None
+        for item in islice(batches, position.batches):
+            last = item[1]
+
+        def consumed(_: int, samples: int) -> int:
+            return position.consumed + samples
+
+        counted = ((count(batch) if samples is None else samples, batch) for samples, batch in batches)
+        yield from agreed_groups(counted, self._peers, accumulate, train, position.batches, last, consumed)
+
+    def plain(self, position: Position, train: bool) -> Iterator[tuple[Any, Position]]:
+        batches = self._pass(position, train)
+        for _ in islice(batches, position.batches):
+            pass
+        for samples, batch in batches:
+            used = 1 if samples is None else samples
+            position = replace(position, consumed=position.consumed + used, batches=position.batches + 1)
+            yield batch, position
+
+    def _pass(self, position: Position, train: bool) -> Iterator[tuple[int | None, Any]]:
+        index, rank = position.index, self._peers.rank
+        self._split.passes.fill_(index if train else -1)
+        self._generator.manual_seed(mix(self._seed, index, rank))
+        batches: Iterator[Any] = iter(self._loader)
+        if not self._workers:
+            batches = _apart(batches, Stream(mix(self._seed, index)).use)
+        # An unbatched item is counted only where ranks have to agree: plain iteration may yield anything.
+        return batches if self.batch_size is not None else ((None, item) for item in batches)
+
+
+def make_feed(loader: Any, peers: Peers, seed: int, num_workers: int | None) -> MapFeed | IterableFeed:
+    """The feed for a user's loader. Raises DataError for what isn't a plain DataLoader."""
+    if not isinstance(loader, DataLoader):
+        raise DataError(
+            f"prepare() shares out torch.utils.data.DataLoader objects, not {type(loader).__name__}; "
+            "wrap the dataset in a DataLoader (batch_size=None if it makes batches itself)"
+        )
+    if type(loader).__iter__ is not DataLoader.__iter__:
+        raise DataError(
+            f"{type(loader).__name__} has an __iter__ of its own, which sharing it out over ranks would "
+            "bypass; give prepare() a plain DataLoader with the same dataset and collate_fn"
+        )
+    kind = IterableFeed if isinstance(loader.dataset, IterableDataset) else MapFeed
+    return kind(loader, peers, seed, num_workers)

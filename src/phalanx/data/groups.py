@@ -1,0 +1,157 @@
+"""Accumulation groups: which micro-batches all ranks take together, and how many samples count.
+
+Every rank takes the same number of micro-batches, whatever data it has. One without data repeats its
+last batch at weight 0 in training (batch norm needs a full one) and takes zero rows in evaluation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Protocol
+
+from .batch import zero_rows
+from .order import Deal
+
+
+class Peers(Protocol):
+    """What the ranks tell each other; both calls are collective."""
+
+    rank: int
+    world_size: int
+
+    def counts(self, mine: list[int]) -> list[list[int]]:
+        """Every rank's list, by rank; all lists are of one length."""
+
+    def borrow(self, batch: Any, src: int) -> Any:
+        """Rank `src`'s `batch`, on every rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class Micro:
+    """One micro-batch: `local` samples of this rank count, `total` of all ranks."""
+
+    batch: Any
+    local: int
+    total: int
+
+
+@dataclass(slots=True)
+class Group:
+    """`size` micro-batches with `total` samples over all ranks.
+
+    `consumed` and `batches` are the position after it, counted from the beginning of the pass.
+    """
+
+    total: int
+    size: int
+    micros: Iterator[Micro]
+    consumed: int
+    batches: int
+
+
+class Shares:
+    """One rank's shares of a pass whose sample counts are known beforehand, from unit `start` on.
+
+    `size_of(a, b)` is the number of samples in the units [a, b); None where a unit is a sample.
+    """
+
+    def __init__(self, deal: Deal, start: int, rank: int, size_of: Callable[[int, int], int] | None = None) -> None:
+        self.deal, self.start, self.rank = deal, start, rank
+        self.batches = deal.batches(start)
+        self._size_of = size_of
+        # All global batches but the last are complete: no arithmetic in the training loop.
+        self._complete = self.batches - 1 if size_of is None else 0
+        self._complete_counts = (deal.width, deal.step)
+
+    def mine(self, number: int) -> tuple[int, int]:
+        """This rank's units [a, b) of global batch `number`; a == b where it has none."""
+        return self.deal.share(*self._span(number), self.rank)
+
+    def counts(self, number: int) -> tuple[int, int]:
+        """Samples of this rank and of all ranks in global batch `number`."""
+        if number < self._complete:
+            return self._complete_counts
+        mine, everyone = self.mine(number), self._span(number)
+        if self._size_of is None:
+            return mine[1] - mine[0], everyone[1] - everyone[0]
+        return self._size_of(*mine), self._size_of(*everyone)
+
+    def end(self, number: int) -> int:
+        """The position after `number` global batches."""
+        return min(self.deal.size, self.start + number * self._complete_counts[1])
+
+    def _span(self, number: int) -> tuple[int, int]:
+        return self.start + number * self.deal.step, self.end(number + 1)
+
+
+def known_groups(shares: Shares, batches: Iterator[Any], accumulate: int, train: bool, done: int) -> Iterator[Group]:
+    """Groups of a map-style pass: arithmetic alone, and each batch is fetched when its turn comes.
+
+    `batches` gives a batch for each share that isn't empty, and for the first in any case.
+    """
+    last: Any = None
+
+    def micros(first: int, counts: list[tuple[int, int]]) -> Iterator[Micro]:
+        nonlocal last
+        for number, (local, total) in enumerate(counts, first):
+            if local or number == 0:
+                last = next(batches)
+            yield Micro(last if local or train else zero_rows(last), local, total)
+
+    for first in range(0, shares.batches, accumulate):
+        stop = min(first + accumulate, shares.batches)
+        counts = [shares.counts(number) for number in range(first, stop)]
+        total = sum([samples for _, samples in counts])
+        yield Group(total, stop - first, micros(first, counts), shares.end(stop), done + stop)
+
+
+def agreed_groups(
+    batches: Iterator[tuple[int, Any]],
+    peers: Peers,
+    accumulate: int,
+    train: bool,
+    done: int,
+    last: Any,
+    consumed: Callable[[int, int], int],
+) -> Iterator[Group]:
+    """Groups of a pass whose counts nobody knows: one exchange of counts for each group.
+
+    `batches` gives (samples, batch); `last` is what to repeat if there are none (None: nothing yet);
+    `consumed(batches, samples)` is the position after so many micro-batches and samples of this call.
+    """
+    seen = taken = 0
+    while True:
+        fetched = list(islice(batches, accumulate))
+        if fetched:
+            last = fetched[-1][1]
+        counts = [samples for samples, _ in fetched] + [0] * (accumulate - len(fetched))
+        table = peers.counts([len(fetched), int(last is not None), *counts])
+        size = max(row[0] for row in table)
+        if size == 0:
+            return
+        last = _borrowed(peers, [bool(row[1]) for row in table], last)
+        totals = [sum(row[2 + number] for row in table) for number in range(size)]
+        seen, taken = seen + size, taken + sum(totals)
+        micros = _agreed_micros(fetched, totals, last, train)
+        yield Group(sum(totals), size, micros, consumed(seen, taken), done + seen)
+        if size < accumulate:
+            return
+
+
+def _borrowed(peers: Peers, have: list[bool], last: Any) -> Any:
+    """`last`, or another rank's batch on a rank that never had any."""
+    if all(have):
+        return last
+    lent = peers.borrow(last, src=have.index(True))
+    return lent if last is None else last
+
+
+def _agreed_micros(fetched: list[tuple[int, Any]], totals: list[int], last: Any, train: bool) -> Iterator[Micro]:
+    for number, total in enumerate(totals):
+        if number < len(fetched):
+            local, batch = fetched[number]
+            yield Micro(batch, local, total)
+        else:
+            yield Micro(last if train else zero_rows(last), 0, total)

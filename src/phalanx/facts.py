@@ -1,0 +1,120 @@
+"""What is known of this machine before anything is planned; nothing here imports torch."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import metadata
+from math import ceil
+from pathlib import Path
+
+from .devices import visible_devices
+
+PACKAGES = ("torch", "deepspeed", "horovod", "ray")
+
+
+@dataclass(frozen=True)
+class Facts:
+    """One machine: CPUs and GPUs that this process may use, its python and the installed versions.
+
+    `system` is `platform.system()`'s and `machine` is `platform.machine()`'s text. `omp_num_threads` is
+    the value that the caller's environment already has, if any.
+    """
+
+    hostname: str
+    cpus: int
+    gpus: int
+    python: str
+    system: str
+    machine: str
+    versions: Mapping[str, str] = field(default_factory=dict)
+    omp_num_threads: str | None = None
+
+    @property
+    def has_mps(self) -> bool:
+        """Apple's own chips have Metal; whether torch was built for it only torch knows."""
+        return self.system == "Darwin" and self.machine == "arm64"
+
+
+def gather(environ: Mapping[str, str]) -> Facts:
+    """Look at this machine, in milliseconds (seconds where only nvidia-smi knows the GPUs)."""
+    return Facts(
+        hostname=platform.node(),
+        cpus=usable_cpus(),
+        gpus=usable_gpus(environ),
+        python=sys.executable,
+        system=platform.system(),
+        machine=platform.machine(),
+        versions=installed(PACKAGES),
+        omp_num_threads=environ.get("OMP_NUM_THREADS"),
+    )
+
+
+def installed(packages: tuple[str, ...]) -> dict[str, str]:
+    """Versions of those of `packages` that this python can import."""
+    found = {}
+    for package in packages:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def usable_cpus(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """CPUs in this process's affinity mask, or fewer if a container's quota says so."""
+    if hasattr(os, "sched_getaffinity"):
+        count = len(os.sched_getaffinity(0))
+    else:
+        count = os.cpu_count() or 1
+    return max(1, min(count, _quota(cgroup) or count))
+
+
+def _quota(cgroup: Path) -> int | None:
+    """The container's CPU quota in whole CPUs, from cgroup v2 or v1; None without one."""
+    try:
+        if (cgroup / "cpu.max").exists():
+            quota, period = (cgroup / "cpu.max").read_text().split()
+        else:
+            quota = (cgroup / "cpu/cpu.cfs_quota_us").read_text()
+            period = (cgroup / "cpu/cpu.cfs_period_us").read_text()
+        return ceil(int(quota) / int(period)) if int(quota) > 0 else None
+    except (OSError, ValueError):
+        return None
+
+
+def usable_gpus(environ: Mapping[str, str], root: Path = Path("/")) -> int:
+    """GPUs that ranks started from here would see: 0 without hardware, whatever the variables say."""
+    restriction = visible_devices(environ)
+    if restriction is not None and not restriction:
+        return 0
+    present = _nvidia_gpus(root) or _amd_gpus(root)
+    return len(restriction) if present and restriction is not None else present
+
+
+def _nvidia_gpus(root: Path) -> int:
+    folder = root / "proc/driver/nvidia/gpus"
+    if folder.is_dir():
+        return sum(1 for _ in folder.iterdir())
+    command = shutil.which("nvidia-smi")
+    if command is None:
+        return 0
+    import subprocess  # start-up time that most machines need not spend
+
+    try:
+        listing = subprocess.run([command, "-L"], capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return 0
+    return sum(line.startswith("GPU ") for line in listing.stdout.splitlines())
+
+
+def _amd_gpus(root: Path) -> int:
+    """The kernel driver lists CPUs as nodes too; theirs have the GPU id 0."""
+    if not (root / "dev/kfd").exists():
+        return 0
+    ids = (root / "sys/class/kfd/kfd/topology/nodes").glob("*/gpu_id")
+    return sum(path.read_text().strip() != "0" for path in ids)

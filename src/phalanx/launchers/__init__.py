@@ -1,0 +1,1 @@
+"""Launchers: how ranks are started, one file each. See `base.Launcher`."""

@@ -1,0 +1,12 @@
+"""One Slurm task per rank; each finds its place from Slurm's own variables."""
+
+from __future__ import annotations
+
+from ..plan import LaunchPlan
+from ..shell import Word
+from .base import Launcher, srun, worker
+
+
+class Srun(Launcher):
+    def command(self, plan: LaunchPlan) -> list[Word]:
+        return [*srun(plan, plan.nproc_per_node, plan.cpus_per_rank), plan.python, *worker(plan)]

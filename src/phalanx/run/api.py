@@ -1,0 +1,265 @@
+"""`Run`: what a training script calls. Each call works alike at any world size and under any strategy."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.algorithms.join import Join, Joinable
+
+from .. import registry
+from ..config import JobConfig
+from ..errors import UsageError
+from ..records import Exit, Metric
+from ..topology import Topology
+from ..trackers.base import Tracker
+from .gradients import AccumulateContext
+from .loop import Loop
+from .prepare import prepare
+from .reduce import Op, gather, reduce
+from .saver import Saver
+from .session import Session
+
+log = logging.getLogger("phalanx")
+
+
+class Run:
+    """One rank's view of a training run; made by `phalanx.init()`."""
+
+    def __init__(self, session: Session, on_close: Callable[[], None]) -> None:
+        self._session = session
+        self._saver = Saver(session)
+        self._loop = Loop(session, self._saver)
+        self._on_close = on_close
+        self._begin = time.perf_counter()
+        self._contexts: dict[tuple[nn.Module, ...], AccumulateContext] = {}
+        self._closed = False
+        self.grad_norm: Tensor | None = None
+        """The total gradient norm that the last clipping found."""
+        self._trackers: list[Tracker] = [self._tracker(name) for name in self.config.trackers if self.is_main]
+
+    # Who and where.
+
+    @property
+    def config(self) -> JobConfig:
+        """The settings, the same on all ranks; the script's own are in `config.params`."""
+        return self._session.config
+
+    @property
+    def topology(self) -> Topology:
+        """Rank, world size and place of this process."""
+        return self._session.strategy.topology
+
+    @property
+    def device(self) -> torch.device:
+        """Where this rank's tensors live."""
+        return self._session.strategy.device
+
+    @property
+    def run_dir(self) -> Path:
+        """The run directory, the same on all ranks."""
+        return self._session.run_dir
+
+    @property
+    def rank(self) -> int:
+        return self._session.comm.rank
+
+    @property
+    def world_size(self) -> int:
+        return self._session.comm.world_size
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is rank 0."""
+        return self._session.comm.rank == 0
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps done so far."""
+        return self._session.step
+
+    @property
+    def epoch(self) -> int:
+        """The current epoch, counted from 0."""
+        return self._session.epoch
+
+    # The loop.
+
+    def prepare(self, *things: Any) -> Any:
+        """Models, optimizers, schedulers and loaders, made ready for this run, in the order given.
+
+        A model comes back on the run's device with rank 0's weights, as a real DDP or FSDP module; optimizers and
+        schedulers as thin proxies that share state; a loader as this rank's share of it, whose `batch_size` is per
+        rank. The first loader that is passed beside an optimizer, and every shuffling one, is for training.
+
+        Raises:
+            DataError: there are fewer training samples than ranks.
+            UsageError: a thing is none of these, or an optimizer's model is missing.
+        """
+        return prepare(self._session, things)
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """The numbers of the epochs to do, up to `count` in all: a resumed run goes on where it stopped."""
+        return self._loop.epochs(count)
+
+    def steps(self, loader: Any) -> Iterator[Any]:
+        """One pass over a prepared training loader: its batches, on the run's device.
+
+        Each boundary between optimizer steps writes a record, moves the progress bar, takes checkpoints by
+        `checkpoint.every_steps`, and ends the loop on all ranks together after `stop()`.
+        """
+        return self._loop.steps(loader)
+
+    def evaluate(self, loader: Any) -> Iterator[Any]:
+        """The batches of a prepared loader, every sample once over all ranks.
+
+        Until the loop ends, prepared models are in eval mode and gradients are off. A rank that has run out gets
+        batches of zero rows, so that all ranks call the model equally often; `reduce(x, weight=rows)` ignores them.
+        """
+        return self._loop.evaluate(loader)
+
+    def accumulate(self, *models: nn.Module) -> AbstractContextManager[None]:
+        """Within it, gradients add up over `accumulate` batches, and steps act on the last of them only."""
+        context = self._contexts.get(models)
+        if context is None:
+            context = self._contexts[models] = AccumulateContext(self._session.gradients, models)
+        return context
+
+    def backward(self, loss: Tensor, weight: float | Tensor | None = None) -> None:
+        """Gradients of `loss`, a mean over this rank's part of the batch.
+
+        The ranks' and micro-batches' losses are weighted by their number of samples, so that together they give
+        the gradient of the mean over all samples of the step. `weight` replaces that number where the loss is a
+        mean over something else, such as unmasked tokens.
+        """
+        self._session.gradients.backward(loss, weight)
+
+    def clip_grad_norm(self, model: nn.Module, max_norm: float, norm_type: float = 2.0) -> Tensor | None:
+        """Clip the model's gradients over all ranks; the norm before clipping (None while accumulating)."""
+        session = self._session
+        if session.gradients.holding:
+            return None
+        self.grad_norm = session.gradients.clip(model, session.contents.optimizers, max_norm, norm_type)
+        return self.grad_norm
+
+    def stop(self) -> None:
+        """Ask to end training: all ranks leave `steps` and `epochs` after the same step."""
+        self._session.stop.asked = True
+
+    def join(self, *parts: Any) -> AbstractContextManager[Any]:
+        """torch's `Join` for loops of one's own over uneven inputs; does nothing in one process."""
+        joinable = [part for part in parts if isinstance(part, Joinable)]
+        if self.world_size == 1 or not joinable:
+            return nullcontext()
+        return Join(joinable)
+
+    # Values.
+
+    def reduce(self, value: Any, op: Op = "mean", weight: float | Tensor | None = None) -> Any:
+        """`value` over all ranks, on all ranks: a tensor, a number, or a dict or list of them.
+
+        Args:
+            op: "mean", "sum", "min" or "max".
+            weight: this rank's weight; a rank of weight 0 does not count, whatever its value is (NaN too).
+        """
+        return reduce(self._session.comm, value, op, weight)
+
+    def gather(self, value: Any) -> Any:
+        """All ranks' tensors joined along the first dimension, whose length may differ; of other objects, a list."""
+        return gather(self._session.comm, value)
+
+    def broadcast(self, value: Any, src: int = 0) -> Any:
+        """Rank `src`'s tensor (the same shape and type on all ranks) or picklable object, on all ranks."""
+        if not 0 <= src < self.world_size:
+            raise UsageError(f"broadcast(src={src}): expected a rank from 0 to {self.world_size - 1}")
+        if isinstance(value, Tensor):
+            return self._session.comm.broadcast(value.detach().clone(), src)
+        return self._session.comm.broadcast_object(value, src)
+
+    def log(self, values: Mapping[str, Any], step: int | None = None) -> None:
+        """Record metrics (numbers or tensors of one element) at `step`, by default the current one; main rank only."""
+        if not self.is_main:
+            return
+        numbers = {name: _number(name, value) for name, value in values.items()}
+        at = self.step if step is None else step
+        self._session.writer.write(Metric(step=at, epoch=self.epoch, values=numbers))
+        for tracker in self._trackers:
+            tracker.log(numbers, at)
+
+    def print(self, *values: Any, all_ranks: bool = False, **keywords: Any) -> None:
+        """`print` on the main rank, or on all ranks with the rank in front (each into its own log or terminal)."""
+        if all_ranks:
+            print(f"[rank {self.rank}]", *values, **keywords, flush=True)
+        elif self.is_main:
+            print(*values, **keywords, flush=True)
+
+    # Checkpoints.
+
+    def save(self) -> Path | None:
+        """Save a checkpoint; all ranks call it. On return every rank can read it.
+
+        Inside `steps` it needs an optimizer boundary: called before the step is taken, it saves at the step's end
+        and returns None.
+        """
+        return self._loop.save()
+
+    def resume(self, path: str | Path | None = None) -> int | None:
+        """Load this run's newest checkpoint, another run directory's, or one `checkpoints/<step>`; all ranks call it.
+
+        A run started with `--resume` does this by itself before its first epoch.
+
+        Returns:
+            The step that was loaded, or None if this run has no checkpoint.
+
+        Raises:
+            CheckpointError: it does not fit what was prepared, or `path` holds none.
+        """
+        return self._saver.resume(path)
+
+    # The end.
+
+    def close(self, exception: BaseException | None = None) -> None:
+        """End the run: records to the disk, total time into the log, ranks disconnected."""
+        if self._closed:
+            return
+        self._closed = True
+        session = self._session
+        seconds = time.perf_counter() - self._begin
+        reason = "" if exception is None else f"{type(exception).__name__}: {exception}"
+        session.progress.stop()
+        for tracker in self._trackers:
+            tracker.close()
+        session.writer.write(Exit(step=session.step, seconds=seconds, exception=reason))
+        session.writer.close()
+        log.info("rank %d %s after %.1f s, step %d", self.rank, reason or "done", seconds, session.step)
+        session.strategy.teardown(failed=exception is not None)
+        self._on_close()
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exception: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close(exception)
+
+    def _tracker(self, name: str) -> Tracker:
+        tracker: Tracker = registry.load("tracker", registry.TRACKERS, name)()
+        tracker.start(self.run_dir, self.config.model_dump(mode="json"))
+        return tracker
+
+
+def _number(name: str, value: Any) -> float | int:
+    if isinstance(value, bool | int | float):
+        return value
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError):
+        raise UsageError(f"log() got {value!r} for {name!r}: expected a number or a tensor of one element") from None

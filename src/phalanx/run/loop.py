@@ -1,0 +1,147 @@
+"""The loops of a training script: epochs, steps and evaluation. `steps` alone sees each step boundary."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..data.batch import move
+from ..data.groups import Group
+from ..data.loader import PreparedLoader
+from ..errors import UsageError
+from ..records import Epoch
+from .saver import Saver
+from .session import Session
+
+log = logging.getLogger("phalanx")
+
+
+class Loop:
+    def __init__(self, session: Session, saver: Saver) -> None:
+        self._session = session
+        self._saver = saver
+        self._open: tuple[PreparedLoader, Group] | None = None  # handed out, not yet counted
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """The numbers of the epochs that are still to do, up to `count` in all."""
+        session = self._session
+        self._saver.resume_if_asked()
+        while session.epoch < count and not session.stop.agreed:
+            begin, first = time.perf_counter(), session.step
+            session.in_epoch, session.trained = True, False
+            yield session.epoch
+            session.in_epoch = False
+            if self._stopped():
+                return  # in the middle of this epoch
+            seconds = time.perf_counter() - begin
+            session.writer.write(Epoch(epoch=session.epoch, step=session.step, seconds=seconds))
+            if session.comm.rank == 0:
+                log.info("epoch %d done: %d steps in %.1f s", session.epoch, session.step - first, seconds)
+            session.epoch += 1
+            session.stop.loop_done()
+
+    def _stopped(self) -> bool:
+        return self._session.stop.agreed
+
+    def steps(self, loader: Any) -> Iterator[Any]:
+        """The batches of one pass, on the run's device."""
+        session = self._session
+        if not isinstance(loader, PreparedLoader):
+            raise UsageError(f"steps() got {type(loader).__name__!r}: pass the loader through run.prepare() first")
+        if session.in_steps:
+            raise UsageError("steps() was called inside another steps() loop: end that one first")
+        self._saver.resume_if_asked()
+        if session.stop.agreed:
+            return
+        session.in_steps = True
+        left = loader.steps_left(session.config.accumulate)
+        session.progress.start(f"epoch {session.epoch}", left)
+        try:
+            yield from self._groups(loader)
+        finally:
+            if session.gradients.last and session.gradients.stepped:
+                self._count()  # the script left the loop after its step
+            self._open = None
+            session.in_steps = False
+            session.gradients.end()
+            session.progress.stop()
+
+    def _groups(self, loader: PreparedLoader) -> Iterator[Any]:
+        session = self._session
+        gradients, device, clock = session.gradients, session.strategy.device, time.perf_counter
+        count = 0
+        begin = mark = clock()
+        for group in loader.groups(session.config.accumulate, train=True):
+            self._open = (loader, group)
+            waited, samples, last = 0.0, 0, group.size - 1
+            for index, micro in enumerate(group.micros):
+                waited += clock() - mark
+                samples += micro.local
+                gradients.begin(micro, group.total, index == last, index == 0)
+                yield move(micro.batch, device)
+                mark = clock()
+            count += 1
+            seconds = mark - begin
+            if self._boundary(count, seconds, waited, samples):
+                return
+            begin = mark = clock()
+        session.trained = True
+        session.stop.loop_done()
+
+    def _boundary(self, count: int, seconds: float, waited: float, samples: int) -> bool:
+        """One optimizer step is over; whether to end the loop."""
+        session = self._session
+        self._count()
+        session.gradients.update_scale()
+        if session.writes_steps():
+            session.writer.step(session.step, session.epoch, seconds, waited, samples)
+        session.progress.advance()
+        every = session.config.checkpoint.every_steps
+        if session.save_asked or (every is not None and session.step % every == 0):
+            self._saver.save()
+        return session.stop.step_done(count, seconds)
+
+    def _count(self) -> None:
+        """The group that was handed out is done: once, though a save may come before the boundary."""
+        if self._open is not None:
+            loader, group = self._open
+            self._open = None
+            self._session.step += 1
+            loader.commit(group)
+
+    def save(self) -> Path | None:
+        """Save now, or at the end of the current step if its gradients are still in the making."""
+        session = self._session
+        if session.in_steps and not (session.gradients.last and session.gradients.stepped):
+            session.save_asked = True
+            return None
+        if session.in_steps:
+            self._count()
+        return self._saver.save()
+
+    def evaluate(self, loader: Any) -> Iterator[Any]:
+        """The batches of an evaluation, models in eval mode and gradients off until its end."""
+        if not isinstance(loader, PreparedLoader):
+            raise UsageError(f"evaluate() got {type(loader).__name__!r}: pass the loader through run.prepare() first")
+        self._saver.resume_if_asked()
+        with self._eval_mode(), torch.no_grad():
+            for group in loader.groups(1, train=False):
+                for micro in group.micros:
+                    yield move(micro.batch, self._session.strategy.device)
+
+    @contextmanager
+    def _eval_mode(self) -> Iterator[None]:
+        modules = [module for model in self._session.models for module in model.modules() if module.training]
+        for module in modules:
+            module.training = False
+        try:
+            yield
+        finally:
+            for module in modules:
+                module.training = True

@@ -1,0 +1,135 @@
+"""`prepare`: the one place where a model, optimizer, scheduler or loader is changed for the run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader, RandomSampler
+
+from ..data.loader import PreparedLoader, prepare_loader
+from ..errors import UsageError
+from .gradients import OptimizerProxy, SchedulerProxy
+from .precision import DTYPES, AutocastForward
+from .seeding import seed_rank
+from .session import Session
+
+_Moved = dict[int, tuple[nn.Parameter, nn.Parameter]]  # by the old one's identity: old, new
+
+
+def prepare(session: Session, things: tuple[Any, ...]) -> Any:
+    """All `things`, prepared, in the order given. See `Run.prepare`."""
+    _check(things)
+    order = (_is_model, _is_optimizer, _is_scheduler, _is_loader)  # each needs the ones before it
+    prepared: dict[int, Any] = {}
+    moved: _Moved = {}
+    training = any(_is_optimizer(thing) for thing in things)
+    first = not session.models
+    for is_kind in order:
+        for index, thing in enumerate(things):
+            if not is_kind(thing):
+                continue
+            if is_kind is _is_model:
+                prepared[index] = _model(session, thing, moved)
+            elif is_kind is _is_optimizer:
+                prepared[index] = _optimizer(session, thing, moved)
+            elif is_kind is _is_scheduler:
+                prepared[index] = _scheduler(session, thing)
+            else:
+                prepared[index] = _loader(session, thing, training)
+                training = False
+    if first and session.models and session.comm.rank > 0:
+        seed_rank(session.config.seed, session.comm.rank)  # dropout differs by rank; the weights do not
+    results = tuple(prepared[index] for index in range(len(things)))
+    return results[0] if len(results) == 1 else results
+
+
+def _is_model(thing: Any) -> bool:
+    return isinstance(thing, nn.Module)
+
+
+def _is_optimizer(thing: Any) -> bool:
+    return isinstance(thing, Optimizer)
+
+
+def _is_loader(thing: Any) -> bool:
+    return isinstance(thing, DataLoader | PreparedLoader)
+
+
+def _is_scheduler(thing: Any) -> bool:
+    own_kind = hasattr(thing, "step") and hasattr(thing, "state_dict") and hasattr(thing, "optimizer")
+    return isinstance(thing, LRScheduler | SchedulerProxy) or (own_kind and not _is_optimizer(thing))
+
+
+def _check(things: tuple[Any, ...]) -> None:
+    if not things:
+        raise UsageError("prepare() was called without anything to prepare")
+    for index, thing in enumerate(things):
+        if not (_is_model(thing) or _is_optimizer(thing) or _is_loader(thing) or _is_scheduler(thing)):
+            raise UsageError(
+                f"prepare() got {type(thing).__name__!r} at position {index}: expected a torch module, optimizer, "
+                "learning-rate scheduler or DataLoader"
+            )
+
+
+def _model(session: Session, model: nn.Module, moved: _Moved) -> nn.Module:
+    strategy = session.strategy
+    if any(model is done or strategy.unwrap(done) is model for done in session.models):
+        raise UsageError(f"prepare() got the model {type(model).__name__!r} a second time")
+    unready = [name for name, parameter in model.named_parameters() if parameter.is_meta]
+    if unready:
+        raise UsageError(
+            f"{type(model).__name__} has parameters on the meta device ({unready[0]}, …): build it with data"
+        )
+    inner = strategy.unwrap(model)
+    before = dict(inner.named_parameters(remove_duplicate=False))
+    wrapped = strategy.wrap(model)
+    after = dict(strategy.unwrap(wrapped).named_parameters(remove_duplicate=False))
+    moved.update({id(old): (old, after[name]) for name, old in before.items()})
+    if session.config.precision in DTYPES:
+        AutocastForward(session.device_type, DTYPES[session.config.precision]).attach(wrapped)
+    session.models.append(wrapped)
+    session.gradients.models.append(wrapped)
+    session.contents.models.append(strategy.unwrap(wrapped))
+    return wrapped
+
+
+def _optimizer(session: Session, optimizer: Optimizer, moved: _Moved) -> OptimizerProxy:
+    if isinstance(optimizer, OptimizerProxy):
+        return optimizer
+    known = {id(parameter) for model in session.models for parameter in model.parameters()}
+    for group in optimizer.param_groups:
+        group["params"] = [moved.get(id(p), (p, p))[1] for p in group["params"]]
+        if any(id(p) not in known for p in group["params"]):
+            raise UsageError(
+                f"{type(optimizer).__name__} holds a parameter of no prepared model: pass the model and its optimizer "
+                "to prepare() together, or build the optimizer from the prepared model"
+            )
+    if any(id(p) not in known for p in optimizer.state):
+        raise UsageError(f"{type(optimizer).__name__} has stepped already: prepare it before its first step")
+    proxy = OptimizerProxy(optimizer, session.gradients, session.config.lr_scaling)
+    session.optimizers.append(proxy)
+    session.contents.optimizers.append(optimizer)
+    return proxy
+
+
+def _scheduler(session: Session, scheduler: Any) -> SchedulerProxy:
+    if isinstance(scheduler, SchedulerProxy):
+        return scheduler
+    number = sum(name.startswith("scheduler.") for name in session.contents.stateful)
+    session.contents.stateful[f"scheduler.{number}"] = scheduler
+    return SchedulerProxy(scheduler, session.gradients, session.optimizers)
+
+
+def _loader(session: Session, loader: DataLoader[Any] | PreparedLoader, training: bool) -> PreparedLoader:
+    if isinstance(loader, PreparedLoader):
+        return loader
+    config = session.config
+    workers = session.auto_workers if config.num_workers == "auto" else config.num_workers
+    shuffles = isinstance(loader.sampler, RandomSampler) or getattr(loader.sampler, "shuffle", False) is True
+    prepared = prepare_loader(loader, session.comm, config.seed, workers, train=training or shuffles)
+    session.contents.stateful[f"loader.{len(session.loaders)}"] = prepared
+    session.loaders.append(prepared)
+    return prepared

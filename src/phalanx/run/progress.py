@@ -1,0 +1,52 @@
+"""The progress bar of the main rank, on a terminal; elsewhere nothing is drawn."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+_EVERY = 0.1  # seconds between drawings, so that a step costs a comparison
+
+
+class Progress:
+    """One line that is drawn over; no thread, so that forked loader workers inherit no lock."""
+
+    def __init__(self, shown: bool) -> None:
+        self._shown = shown and sys.stderr.isatty()
+        self._bar: Any = None
+        self._task: Any = None
+        self._due = 0.0
+        self._done = 0
+
+    def start(self, title: str, total: int | None, done: int = 0) -> None:
+        """A bar for `total` steps (None: unknown)."""
+        if not self._shown:
+            return
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        self._bar = Progress(*columns, console=Console(stderr=True), auto_refresh=False, transient=True)
+        self._bar.start()
+        self._task = self._bar.add_task(title, total=total, completed=done)
+        self._bar.refresh()
+        self._done = done
+
+    def advance(self) -> None:
+        """One step more."""
+        if self._bar is None:
+            return
+        self._done += 1
+        now = time.monotonic()
+        if now >= self._due:
+            self._due = now + _EVERY
+            self._bar.update(self._task, completed=self._done)
+            self._bar.refresh()
+
+    def stop(self) -> None:
+        """Take the bar away."""
+        if self._bar is not None:
+            self._bar.update(self._task, completed=self._done)
+            self._bar.stop()
+            self._bar = None

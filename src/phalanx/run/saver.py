@@ -1,0 +1,101 @@
+"""Checkpoints of the run: when one may be taken, what stands in it, and how a run goes on from it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from ..checkpoint import store
+from ..checkpoint.manager import Manager
+from ..errors import CheckpointError
+from ..records import Checkpoint, Resume
+from .seeding import rng_state, seed_rank, set_rng_state
+from .session import Session
+
+log = logging.getLogger("phalanx")
+
+
+class Saver:
+    """Saves at step boundaries; loads once, before the first epoch, step or evaluation."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._looked = not session.restarted
+
+    def save(self) -> Path:
+        """Save now; the caller knows that no gradient is half accumulated."""
+        session = self._session
+        begin = time.perf_counter()
+        session.gradients.update_scale()
+        done = session.in_epoch and session.trained and not session.in_steps and not session.stop.agreed
+        progress = {
+            "step": session.step,
+            "epoch": session.epoch + done,
+            "optimizer_steps": [proxy.steps for proxy in session.optimizers],
+        }
+        path = session.checkpoints.save(session.contents, rng_state(session.strategy.device), progress)
+        seconds = time.perf_counter() - begin
+        session.writer.write(Checkpoint(step=session.step, path=str(path), seconds=seconds))
+        session.writer.sync()
+        session.save_asked = False
+        return path
+
+    def resume_if_asked(self) -> None:
+        """Go on from this run's newest checkpoint, if the run was resumed or restarted."""
+        if self._looked:
+            return
+        self._looked = True
+        if self.resume(None) is None and self._session.comm.rank == 0:
+            log.warning("no checkpoint in %s: starting from the beginning", self._session.checkpoints.root)
+
+    def resume(self, path: str | Path | None) -> int | None:
+        """Load from this run, another run's directory or one checkpoint; the step, or None without any."""
+        self._looked = True
+        session = self._session
+        manager, single = self._source(path)
+        if single is not None:
+            loaded: Any = (single, manager.load(single, session.contents, self._restore_rng))
+        else:
+            loaded = manager.load_newest(session.contents, self._restore_rng)
+        if loaded is None:
+            if path is not None:
+                raise CheckpointError(
+                    f"no checkpoint to load in {path}: expected a run directory or checkpoints/<step>"
+                )
+            return None
+        where, progress = loaded
+        session.step, session.epoch = progress["step"], progress["epoch"]
+        for proxy, steps in zip(session.optimizers, progress["optimizer_steps"], strict=True):
+            proxy.steps = steps
+        session.writer.write(Resume(step=session.step, epoch=session.epoch, path=str(where)))
+        if session.comm.rank == 0:
+            log.info("resumed from %s: step %d, epoch %d", where, session.step, session.epoch)
+        return session.step
+
+    def _source(self, path: str | Path | None) -> tuple[Manager, Path | None]:
+        """The checkpoints to choose from, and the one that was named."""
+        own = self._session.checkpoints
+        if path is None:
+            return own, None
+        path = Path(path).expanduser().absolute()
+        if (path / store.MARKER).exists() or (path / ".metadata").exists():
+            problem = store.defect(path)
+            if problem is not None:
+                raise CheckpointError(f"checkpoint {path} is broken: {problem}")
+            return own, path
+        return Manager(own.comm, path / "checkpoints", own.keep), None
+
+    def _restore_rng(self, state: dict[str, Tensor] | None, step: int) -> None:
+        session = self._session
+        if state is not None:
+            set_rng_state(state, session.strategy.device)
+            return
+        seed_rank(session.config.seed, step, session.comm.rank)
+        log.info(
+            "saved under another world size: random generators are seeded anew from (seed %d, step %d, rank %d)",
+            session.config.seed, step, session.comm.rank,
+        )  # fmt: skip

@@ -1,0 +1,88 @@
+"""The state of one rank's run, which the parts of the API share."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from torch import nn
+
+from ..checkpoint.manager import Contents, Manager
+from ..comm import Comm
+from ..config import JobConfig
+from ..data.loader import PreparedLoader
+from ..records import RecordWriter
+from ..rundir import PER_RANK_LIMIT
+from ..strategies.base import Strategy
+from .gradients import Gradients, OptimizerProxy
+from .progress import Progress
+from .stop import Stop
+
+
+@dataclass
+class Session:
+    """Made by `open_session`; the parts of the API change it, each its own fields."""
+
+    strategy: Strategy
+    config: JobConfig
+    run_dir: Path
+    writer: RecordWriter
+    restarted: bool  # whether to go on from the run directory's newest checkpoint
+    gradients: Gradients
+    stop: Stop
+    progress: Progress
+    checkpoints: Manager
+    contents: Contents  # what checkpoints hold
+    step: int = 0  # optimizer steps done
+    epoch: int = 0  # the current pass of `epochs`
+    in_steps: bool = False
+    in_epoch: bool = False
+    trained: bool = False  # whether the current epoch has come to the end of a `steps` loop
+    save_asked: bool = False
+    models: list[nn.Module] = field(default_factory=list)  # as given back, wrappers included
+    optimizers: list[OptimizerProxy] = field(default_factory=list)
+    loaders: list[PreparedLoader] = field(default_factory=list)
+
+    @property
+    def comm(self) -> Comm:
+        return self.strategy.comm
+
+    @property
+    def device_type(self) -> str:
+        return self.strategy.device.type
+
+    @property
+    def auto_workers(self) -> int:
+        """Loader workers for `num_workers: auto`: the plan's, else the rank's CPUs less one for the training."""
+        planned = os.environ.get("PHALANX_NUM_WORKERS_AUTO", "")
+        if planned.isdecimal():
+            return int(planned)
+        return max(1, (os.cpu_count() or 1) // self.strategy.topology.local_world_size - 1)
+
+    def writes_steps(self) -> bool:
+        """Whether this rank keeps step records: see the setting `records`."""
+        rule, comm = self.config.records, self.comm
+        if rule == "auto":
+            return comm.world_size <= PER_RANK_LIMIT or comm.rank in (0, self.stop.slowest)
+        return rule == "rank" or comm.rank == 0 or (rule == "node" and self.strategy.topology.local_rank == 0)
+
+
+def open_session(
+    strategy: Strategy, config: JobConfig, run_dir: Path, writer: RecordWriter, restarted: bool
+) -> Session:
+    """A session with nothing prepared yet."""
+    comm = strategy.comm
+    scaler = strategy.grad_scaler() if config.precision == "fp16" else None
+    return Session(
+        strategy=strategy,
+        config=config,
+        run_dir=run_dir,
+        writer=writer,
+        restarted=restarted,
+        gradients=Gradients(strategy, scaler),
+        stop=Stop(comm),
+        progress=Progress(config.progress and comm.rank == 0),
+        checkpoints=Manager(comm, run_dir / "checkpoints", config.checkpoint.keep),
+        contents=Contents(stateful={} if scaler is None else {"scaler": scaler}),
+    )

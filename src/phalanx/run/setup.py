@@ -1,0 +1,224 @@
+"""`phalanx.init()`: from the environment and the settings to a `Run` that is the same on all ranks."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import platform
+import socket
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .. import registry
+from ..config import JobConfig, Loaded, load_config, load_run_config, save_run_config
+from ..devices import device_index
+from ..errors import PlanError, UsageError
+from ..records import RecordWriter, Start
+from ..rundir import find_run_dir, log_path, new_run_dir, next_attempt
+from ..strategies.base import Strategy
+from ..topology import Topology
+from .api import Run
+from .seeding import seed_all
+from .session import open_session
+
+log = logging.getLogger("phalanx")
+_current: Run | None = None
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What rank 0 decides for all."""
+
+    loaded: Loaded
+    run_dir: Path
+    attempt: int
+    restarted: bool  # whether to go on from this directory's newest checkpoint
+
+
+def current() -> Run:
+    """The run that `init` made, from any module."""
+    if _current is None:
+        raise UsageError("there is no current run: call phalanx.init() first")
+    return _current
+
+
+def init(**settings: Any) -> Run:
+    """Start the run in this rank.
+
+    Args:
+        settings: any setting by its name (`precision="bf16"`, `accumulate=2`, `checkpoint={"every_steps": 100}`).
+            They lie above the defaults only: site profile, files, environment and command line win.
+
+    Returns:
+        The run; use it as a context manager, so that its end is orderly.
+
+    Raises:
+        ConfigError: a setting is unknown or wrong, or `strategy` differs from the one launched.
+        TopologyError: the environment's rank variables contradict each other.
+        PlanError: the device, backend or strategy cannot work here.
+    """
+    global _current
+    if _current is not None:
+        raise UsageError("phalanx.init() was called twice: use phalanx.current() for the run, or close() it first")
+    topology = Topology.current()
+    loaded = _settings(settings)
+    config = loaded.config
+    device = choose_device(config, topology)
+    if topology.world_size > 1:
+        os.environ.update(topology.environ())
+    strategy = _strategy(config, topology, device)
+    strategy.setup()
+    try:
+        run = _start(strategy, loaded)
+    except BaseException:
+        strategy.teardown(failed=True)
+        raise
+    _current = run
+    atexit.register(run.close)
+    return run
+
+
+def _settings(settings: dict[str, Any]) -> Loaded:
+    launched = os.environ.get("PHALANX_RUN_DIR")
+    if launched:
+        return load_run_config(Path(launched), script=settings)
+    return load_config(environ=os.environ, script=settings)
+
+
+def choose_device(config: JobConfig, topology: Topology) -> torch.device:
+    """The rank's device: the setting, else CUDA, MPS for one process, or the CPU."""
+    wanted = "cpu" if config.device == "auto" and config.gpus_per_node == 0 else config.device
+    if wanted == "auto":
+        mps = topology.world_size == 1 and torch.backends.mps.is_available()
+        wanted = "cuda" if torch.cuda.is_available() else "mps" if mps else "cpu"
+    if wanted == "cuda":
+        if not torch.cuda.is_available():
+            raise PlanError("device 'cuda' was asked for, but torch sees no CUDA device here: use --device cpu")
+        index = device_index(topology, os.environ, torch.cuda.device_count())
+        torch.cuda.set_device(index)
+        return torch.device("cuda", index)
+    if wanted == "mps" and not torch.backends.mps.is_available():
+        raise PlanError("device 'mps' was asked for, but torch has none here: use --device cpu")
+    if wanted == "mps" and topology.world_size > 1:
+        raise PlanError(f"device 'mps' serves one process, not {topology.world_size}: use --device cpu")
+    return torch.device(wanted)
+
+
+def _strategy(config: JobConfig, topology: Topology, device: torch.device) -> Strategy:
+    name = config.strategy
+    if name == "auto":
+        name = "ddp" if topology.world_size > 1 else "single"
+    strategy: Strategy = registry.load("strategy", registry.STRATEGIES, name)(topology, config, device)
+    return strategy
+
+
+def _run_name(config: JobConfig) -> str:
+    script = getattr(sys.modules.get("__main__"), "__file__", None)
+    return config.name or (Path(script).stem if script else "interactive")
+
+
+def _share(strategy: Strategy, loaded: Loaded) -> Shared:
+    """Rank 0's settings and run directory, on all ranks."""
+    answer: Shared | Exception | None = None
+    if strategy.comm.rank == 0:
+        try:
+            answer = _decide(loaded)
+        except Exception as error:  # every rank must hear of it, not wait
+            answer = error
+    answer = strategy.comm.broadcast_object(answer)
+    if isinstance(answer, Exception):
+        raise answer
+    assert answer is not None
+    return answer
+
+
+def _decide(loaded: Loaded) -> Shared:
+    config = loaded.config
+    launched = os.environ.get("PHALANX_RUN_DIR")
+    if launched:
+        run_dir = Path(launched)
+    elif config.resume is not None:
+        run_dir = find_run_dir(config.run_root, _run_name(config), config.resume)
+    else:
+        run_dir = new_run_dir(config.run_root, _run_name(config))
+    attempt = next_attempt(run_dir)
+    if not launched:
+        save_run_config(loaded, run_dir)
+    return Shared(loaded, run_dir, attempt, config.resume is not None or attempt > 1)
+
+
+def _start(strategy: Strategy, loaded: Loaded) -> Run:
+    shared = _share(strategy, loaded)
+    topology, comm = strategy.topology, strategy.comm
+    _reachable(strategy, shared.run_dir)
+    _log_to(log_path(shared.run_dir, comm.rank, topology.node_rank, comm.world_size), comm.rank == 0)
+    for line in shared.loaded.overridden if comm.rank == 0 else ():
+        log.warning("%s", line)
+    writer = RecordWriter(shared.run_dir, comm.rank, shared.attempt)
+    start = Start(
+        world_size=comm.world_size,
+        local_rank=topology.local_rank,
+        node_rank=topology.node_rank,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        device=_device_name(strategy.device),
+        strategy=strategy.name,
+        versions={"python": platform.python_version(), "torch": torch.__version__},
+    )
+    writer.write(start)
+    log.info(
+        "rank %d of %d on %s: node %d, local rank %d, %s, strategy %s, precision %s, pid %d, torch %s, ranks from %s",
+        comm.rank, comm.world_size, start.host, start.node_rank, start.local_rank, start.device,
+        start.strategy, shared.loaded.config.precision, start.pid, start.versions["torch"], topology.source,
+    )  # fmt: skip
+    if comm.rank == 0:
+        log.info("run directory: %s", shared.run_dir)
+    seed_all(shared.loaded.config.seed)
+    return Run(open_session(strategy, shared.loaded.config, shared.run_dir, writer, shared.restarted), _forget)
+
+
+def _device_name(device: torch.device) -> str:
+    return f"{device} ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else str(device)
+
+
+def _reachable(strategy: Strategy, run_dir: Path) -> None:
+    """Every rank must see the run directory; one that does not names its node, on all ranks."""
+    host = socket.gethostname()
+    seen = run_dir.is_dir() and os.access(run_dir, os.W_OK)
+    blind = sorted({name for name, ok in strategy.comm.gather_objects((host, seen)) if not ok})
+    if blind:
+        raise PlanError(
+            f"{', '.join(blind)} cannot write to the run directory {run_dir}: set run_root to a shared folder"
+        )
+
+
+def _log_to(path: Path, main: bool) -> None:
+    """The package's log: each rank's into its file, the main rank's also on the terminal."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    log.setLevel(logging.INFO)
+    log.propagate = False
+    for handler in list(log.handlers):
+        log.removeHandler(handler)
+        handler.close()
+    into_file = logging.FileHandler(path, encoding="utf-8")
+    into_file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    log.addHandler(into_file)
+    if main:
+        terminal = logging.StreamHandler()
+        terminal.setFormatter(logging.Formatter("phalanx: %(message)s"))
+        log.addHandler(terminal)
+
+
+def _forget() -> None:
+    global _current
+    if _current is not None:
+        atexit.unregister(_current.close)
+    _current = None
+    for handler in list(log.handlers):
+        log.removeHandler(handler)
+        handler.close()

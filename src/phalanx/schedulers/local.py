@@ -1,0 +1,152 @@
+"""Carries out a plan on this machine."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+
+from .. import shell
+from ..config import RESERVED, Loaded, save_run_config
+from ..errors import MissingExtraError, PlanError
+from ..plan import LOCAL_LAUNCHERS, LaunchPlan
+from ..rundir import find_run_dir, log_path, new_run_dir, write_atomic
+from . import process, verdict
+from .source import save_source
+
+# Variables by which another launch would tell its ranks who they are. Those of Slurm and MPI stay: their
+# libraries need them, and a rank of ours takes the ones that its own launcher sets before them.
+_INHERITED = (RESERVED - {"PHALANX_SITE"}) | {
+    *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "NODE_RANK", "ROLE_NAME"),
+    *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+    *("HOROVOD_RANK", "HOROVOD_LOCAL_RANK", "HOROVOD_CROSS_RANK"),
+    *("HOROVOD_SIZE", "HOROVOD_LOCAL_SIZE", "HOROVOD_CROSS_SIZE"),
+}
+_INHERITED_PREFIXES = ("TORCHELASTIC_", "PET_")  # PET_* are torchrun's own options
+
+
+def run_local(plan: LaunchPlan, loaded: Loaded) -> int:
+    """Start the plan's ranks, wait for them, and say who failed; the exit code is the script's.
+
+    Raises PlanError or MissingExtraError before anything is written when it can't work.
+    """
+    _check(plan)
+    resume = loaded.config.resume
+    if resume is None:
+        run_dir = new_run_dir(loaded.config.run_root, plan.name)
+    else:
+        run_dir = find_run_dir(loaded.config.run_root, plan.name, resume)
+    with _removed_unless_started(run_dir if resume is None else None):
+        environment = _write(plan, loaded, run_dir)
+        print(f"run directory: {run_dir}", file=sys.stderr, flush=True)
+        start = time.time()
+        ended = process.run(_words(plan), environment)
+    return _conclude(plan, run_dir, start, ended)
+
+
+@contextmanager
+def _removed_unless_started(new: Path | None) -> Iterator[None]:
+    """A launch that fails before its ranks exist leaves no half-written run directory."""
+    try:
+        yield
+    except (OSError, PlanError, KeyboardInterrupt) as error:
+        if new is not None and not (new / "logs").exists():
+            shutil.rmtree(new, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise PlanError(f"cannot write the run directory: {error}") from None
+        raise
+
+
+def _words(plan: LaunchPlan) -> list[str]:
+    return [word if isinstance(word, str) else word.text for word in plan.command]
+
+
+def _check(plan: LaunchPlan) -> None:
+    """All that can be known to fail before a start."""
+    if plan.nodes > 1:
+        raise PlanError(f"{plan.nodes} nodes were asked for, and `phalanx run` starts on this machine: use nodes=1")
+    if plan.launcher not in LOCAL_LAUNCHERS:
+        needs = "a Slurm allocation" if plan.launcher == "srun" else "a cluster job"
+        raise PlanError(
+            f"launcher {plan.launcher} needs {needs}, and `phalanx run` starts on this machine: "
+            f"use --launcher {' or '.join(LOCAL_LAUNCHERS)} (`phalanx plan` shows the command)"
+        )
+    _check_script(Path(plan.script))
+    _check_python(plan)
+    if plan.master_port is not None:
+        _check_port(plan.master_port)
+
+
+def _check_script(script: Path) -> None:
+    if not script.exists():
+        raise PlanError(f"there is no script {str(script)!r} in {Path.cwd()}: give the path of a python file")
+    if not script.is_file():
+        raise PlanError(f"script {str(script)!r} is not a file: give the path of a python file")
+    if not os.access(script, os.R_OK):
+        raise PlanError(f"script {str(script)!r} can't be read: change its permissions")
+
+
+def _check_python(plan: LaunchPlan) -> None:
+    if plan.python != sys.executable:
+        if shutil.which(plan.python) is None:
+            raise PlanError(f"there is no python at {plan.python}: set venv to a virtual environment's folder")
+    elif plan.launcher == "torchrun" and find_spec("torch") is None:
+        raise MissingExtraError("launcher torchrun needs torch, not installed here: pip install 'phalanx[torch]'")
+
+
+def _check_port(port: int) -> None:
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("", port))
+    except OSError as error:
+        raise PlanError(
+            f"master_port {port} can't be used on {socket.gethostname()} ({error.strerror}): "
+            "choose another, or leave it unset for a free one"
+        ) from None
+
+
+def _write(plan: LaunchPlan, loaded: Loaded, run_dir: Path) -> dict[str, str]:
+    """The files that a launch leaves in its run directory; returns the ranks' whole environment."""
+    plan = plan.in_run_dir(str(run_dir))
+    save_run_config(loaded, run_dir)
+    write_atomic(run_dir / "plan.json", plan.to_json())
+    write_atomic(run_dir / "job.sh", shell.script(plan.command, plan.environment, str(Path.cwd())))
+    save_source(Path(plan.script), run_dir)
+    return {**_without_other_launches(os.environ), **plan.environment}
+
+
+def _without_other_launches(environ: Mapping[str, str]) -> dict[str, str]:
+    return {
+        name: value
+        for name, value in environ.items()
+        if name not in _INHERITED and not name.startswith(_INHERITED_PREFIXES)
+    }
+
+
+def _conclude(plan: LaunchPlan, run_dir: Path, start: float, ended: process.Ended) -> int:
+    """Say on stderr how a failed attempt ended; return the command's exit code."""
+    if ended.returncode == 0:
+        return 0
+    if ended.signal is not None:
+        print(f"stopped by {verdict.signal_name(ended.signal)}", file=sys.stderr)
+        return 128 + ended.signal
+    host = plan.host or socket.gethostname()
+    culprit = verdict.find(run_dir, start, ended.returncode, ended.stderr, host, plan.launcher)
+    if culprit is None:
+        code = ended.returncode if ended.returncode > 0 else 128 - ended.returncode
+        print(f"{plan.launcher} ended with exit code {code}; no rank reported an error", file=sys.stderr)
+        return code
+    print(f"{culprit.who} on {culprit.host} {culprit.what}", file=sys.stderr)
+    log = log_path(run_dir, culprit.rank or 0, 0, plan.world_size)
+    if culprit.rank is not None and log.exists():
+        print(f"  log: {log}", file=sys.stderr)
+    if culprit.error_file is not None:
+        print(f"  traceback: {culprit.error_file}", file=sys.stderr)
+    return culprit.exit_code or 1

@@ -1,0 +1,35 @@
+"""Which source a run was started from: the commit and what was changed since."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+from ..rundir import write_atomic
+
+DIFF_LIMIT = 1 << 20  # characters; a larger diff is cut off, and `truncated` says so
+
+
+def save_source(script: Path, run_dir: Path) -> None:
+    """Write source.json; without git or a repository its values are null."""
+    folder = script.resolve().parent
+    commit = _git(folder, "rev-parse", "HEAD")
+    diff = _git(folder, "diff", "HEAD") if commit else None
+    source = {
+        "v": 1,
+        "script": str(script.resolve()),
+        "commit": commit.strip() if commit else None,
+        "diff": diff[:DIFF_LIMIT] if diff is not None else None,
+        "truncated": diff is not None and len(diff) > DIFF_LIMIT,
+    }
+    write_atomic(run_dir / "source.json", json.dumps(source, indent=1))
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    """git's answer, or None: a run doesn't fail because its source can't be named."""
+    try:
+        answer = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return answer.stdout.decode(errors="replace")

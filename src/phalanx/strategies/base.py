@@ -1,0 +1,68 @@
+"""What the API needs of a strategy. A new one is one file with a subclass, and a line in the registry."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ..comm import Comm
+from ..config import JobConfig
+from ..errors import PlanError
+from ..topology import Topology
+
+
+@dataclass
+class Strategy:
+    """One way of training a model over the ranks. Methods take and return real torch objects."""
+
+    topology: Topology
+    config: JobConfig
+    device: torch.device
+
+    name: ClassVar[str] = ""
+    comm: Comm = None  # type: ignore[assignment]  # set by `setup`
+
+    def setup(self) -> None:
+        """Connect the ranks; afterwards `comm` works."""
+        if self.topology.world_size > 1:
+            raise PlanError(
+                f"strategy 'single' is for one process, but the world size is {self.topology.world_size}: "
+                "use --strategy ddp or fsdp, or --nproc 1"
+            )
+        self.comm = Comm()
+
+    def teardown(self, failed: bool) -> None:
+        """Disconnect; after a failure without waiting for other ranks."""
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """The model on its device, equal on all ranks, ready to train."""
+        return model.to(self.device)
+
+    def unwrap(self, model: nn.Module) -> nn.Module:
+        """The user's own module inside `wrap`'s and torch.compile's."""
+        inner = getattr(model, "_orig_mod", model)
+        return inner if isinstance(inner, nn.Module) else model
+
+    def no_sync(self, model: nn.Module) -> AbstractContextManager[Any]:
+        """Within it, backward passes add to the gradients of this rank only."""
+        return nullcontext()
+
+    def clip_grad_norm(self, model: nn.Module, max_norm: float, norm_type: float) -> Tensor:
+        """Clip in place; return the total norm over all ranks before clipping."""
+        return nn.utils.clip_grad_norm_(model.parameters(), max_norm, norm_type)
+
+    def grad_scaler(self) -> torch.amp.GradScaler:
+        """fp16's gradient scaler, agreeing over ranks on overflows."""
+        return torch.amp.GradScaler(self.device.type)
+
+
+def parameters_of(optimizer: Optimizer) -> Iterator[nn.Parameter]:
+    """All parameters that an optimizer steps."""
+    for group in optimizer.param_groups:
+        yield from group["params"]

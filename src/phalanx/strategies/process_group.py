@@ -1,0 +1,121 @@
+"""torch.distributed's process group: made, used and ended here, for every strategy that needs it."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._C._distributed_c10d import HashStore
+
+from ..comm import Comm
+from ..errors import PlanError, TopologyError
+from .base import Strategy
+
+_OPS = {"sum": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}
+
+
+class GroupComm(Comm):
+    """Collectives by torch.distributed; host tensors by gloo also where nccl serves the device's."""
+
+    def __init__(self, rank: int, world_size: int, device: torch.device, on_host: bool) -> None:
+        super().__init__(rank, world_size)
+        self._device = device
+        self._on_host = on_host
+
+    @property
+    def active(self) -> bool:
+        return True
+
+    def _home(self, tensor: Tensor) -> Tensor:
+        """Where the backend can reach it."""
+        return tensor if self._on_host or tensor.device == self._device else tensor.to(self._device)
+
+    def all_reduce(self, tensor: Tensor, op: str) -> Tensor:
+        there = self._home(tensor).contiguous()
+        dist.all_reduce(there, _OPS[op])
+        return tensor if there is tensor else tensor.copy_(there)
+
+    def start_max(self, tensor: Tensor) -> Any:
+        return dist.all_reduce(tensor, dist.ReduceOp.MAX, async_op=True) if self._on_host else None
+
+    def all_gather(self, tensor: Tensor) -> list[Tensor]:
+        there = self._home(tensor).contiguous()
+        parts = [torch.empty_like(there) for _ in range(self.world_size)]
+        dist.all_gather(parts, there)
+        return [part.to(tensor.device) for part in parts]
+
+    def broadcast(self, tensor: Tensor, src: int) -> Tensor:
+        there = self._home(tensor).contiguous()
+        dist.broadcast(there, src)
+        return tensor if there is tensor else tensor.copy_(there)
+
+    def gather_objects(self, value: Any) -> list[Any]:
+        values = [None] * self.world_size
+        dist.all_gather_object(values, value)
+        return values
+
+    def broadcast_object(self, value: Any, src: int = 0) -> Any:
+        values = [value]
+        dist.broadcast_object_list(values, src)
+        return values[0]
+
+    def barrier(self) -> None:
+        self.all_reduce(torch.zeros(1), "sum")
+
+
+class ProcessGroupStrategy(Strategy):
+    """A strategy on top of torch's default process group (the user's own, if there is one)."""
+
+    _ours = False
+
+    def backend(self) -> str:
+        """The setting, else nccl on CUDA and gloo elsewhere; with nccl, gloo serves host tensors."""
+        wanted = self.config.backend or ("nccl" if self.device.type == "cuda" else "gloo")
+        if wanted == "nccl" and self.device.type != "cuda":
+            raise PlanError(
+                f"backend 'nccl' needs CUDA devices, but this rank's device is {self.device.type!r}: "
+                "use --backend gloo or leave it out"
+            )
+        return "cpu:gloo,cuda:nccl" if wanted == "nccl" else wanted
+
+    def setup(self) -> None:
+        backend = self.backend()
+        if not dist.is_initialized():
+            self._connect(backend)
+            self._ours = True
+        on_host = "gloo" in backend or "cpu" in backend
+        self.comm = GroupComm(dist.get_rank(), dist.get_world_size(), self.device, on_host)
+
+    def _connect(self, backend: str) -> None:
+        topology = self.topology
+        if topology.world_size == 1:
+            dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
+            return
+        missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]
+        if missing:
+            raise TopologyError(
+                f"rank {topology.rank} of {topology.world_size} cannot find the others: {' and '.join(missing)} "
+                "not set; start the script by phalanx run or torchrun, or set them"
+            )
+        try:
+            dist.init_process_group(backend, rank=topology.rank, world_size=topology.world_size)
+        except dist.DistNetworkError as error:
+            where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+            raise PlanError(f"rank {topology.rank} cannot rendezvous at {where}: {error}") from error
+
+    def teardown(self, failed: bool) -> None:
+        # After a failure nccl's end would wait for ranks that never come; the process's end frees it.
+        if self._ours and dist.is_initialized() and not (failed and self.device.type == "cuda"):
+            dist.destroy_process_group()
+
+
+def broadcast_state(model: nn.Module, comm: Comm) -> None:
+    """Rank 0's parameters and buffers on every rank."""
+    if comm.world_size == 1:
+        return
+    with torch.no_grad():
+        for tensor in (*model.parameters(), *model.buffers()):
+            comm.broadcast(tensor.detach(), 0)

@@ -1,0 +1,253 @@
+"""Who am I: this process's rank among all, as its launcher says it in the environment.
+
+The believed launcher's missing words are taken from another one that gives the same rank and world
+size (Slurm under an MPI, say), and only then derived.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from .errors import TopologyError
+from .hostlist import expand_hostlist
+from .launch_env import (
+    FIELDS,
+    Word,
+    Words,
+    agreeing,
+    believed,
+    check_below,
+    first_set,
+    in_slurm_step,
+    integer,
+    without_slurm_step,
+)
+
+# Below the ephemeral ports (32768 and up) and above those that services usually take.
+_PORTS = range(20000, 32000)
+_LOOPBACK = re.compile(r"localhost(\..*)?|ip6-localhost|127\.[0-9.]+|::1", re.IGNORECASE)
+_BRACKETED = re.compile(r"\[([^\[\]]+)\](?::(.*))?")
+
+
+@dataclass(frozen=True)
+class Topology:
+    """One rank's place. Ranks count from 0; the master is where rank 0 listens, if that is known.
+
+    A node is what the launcher calls so: for torchrun it is one agent, even if a host runs several.
+    `source` is the launcher that was believed, `environment` for RANK and WORLD_SIZE that no known
+    launcher explains, or `single`.
+    """
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    node_rank: int
+    num_nodes: int
+    master_addr: str | None
+    master_port: int | None
+    source: str
+
+    @classmethod
+    def from_environ(cls, environ: Mapping[str, str]) -> Topology:
+        """The topology that the variables describe; TopologyError if they contradict each other."""
+        source, said = believed(environ)
+        place = _complete(said, environ)
+        addr, port = _master(place, environ)
+        if source == "torchrun" and "TORCHELASTIC_RUN_ID" not in environ:
+            others = (other for other, _ in agreeing(said, environ) if other != source)
+            source = next(others, "environment")
+        return cls(
+            **{field: place[field].value for field in FIELDS},
+            master_addr=addr,
+            master_port=port,
+            source=source,
+        )
+
+    @classmethod
+    def current(cls) -> Topology:
+        """The topology of this very process.
+
+        It differs from `from_environ(os.environ)` in one place: a command typed in the shell of
+        `srun --ntasks 4 --pty bash` has all variables of that step's rank 0, but is a single process.
+        """
+        typed = in_slurm_step(os.environ) and _typed_in_task_shell(os.environ)
+        return cls.from_environ(without_slurm_step(os.environ) if typed else os.environ)
+
+    def environ(self) -> dict[str, str]:
+        """The variables that torch.distributed and its like read, as far as they are known."""
+        values = {
+            "RANK": self.rank,
+            "WORLD_SIZE": self.world_size,
+            "LOCAL_RANK": self.local_rank,
+            "LOCAL_WORLD_SIZE": self.local_world_size,
+            "MASTER_ADDR": self.master_addr,
+            "MASTER_PORT": self.master_port,
+        }
+        return {name: str(value) for name, value in values.items() if value is not None}
+
+
+def _typed_in_task_shell(environ: Mapping[str, str]) -> bool:
+    """Whether a shell with job control, itself the Slurm task, started this process.
+
+    Such a shell gives each command a process group of its own within its session; a batch script
+    or srun itself does not. An inner srun inherits SLURM_PTY_PORT, so that alone tells nothing.
+    """
+    task = environ.get("SLURM_TASK_PID", "")
+    if "SLURM_PTY_PORT" not in environ or not task.isdecimal():
+        return False
+    try:
+        return os.getsid(0) == os.getsid(int(task)) and os.getpgrp() != os.getpgid(int(task))
+    except OSError:
+        return False
+
+
+def _complete(said: Words, environ: Mapping[str, str]) -> Words:
+    """All six fields: what was said, by this launcher or another that agrees, and what follows."""
+    check_below(said["rank"], said["world_size"])
+    place = dict(said)
+    for _, other in agreeing(said, environ):
+        place = other | place
+    place = _one_of_a_kind(place) | place
+    if "local_rank" not in place:
+        raise _unknown("local_rank", "LOCAL_RANK", place)
+    if "local_world_size" not in place:
+        place |= _derived(local_world_size=_local_size(place, environ))
+    check_below(place["local_rank"], place["local_world_size"])
+    if place["local_world_size"].value > place["world_size"].value:
+        raise TopologyError(
+            f"{place['local_world_size']} but {place['world_size']}: one node cannot hold more ranks than "
+            f"there are. Correct or unset {place['local_world_size'].name}"
+        )
+    if "num_nodes" not in place:
+        place |= _derived(num_nodes=_node_count(place, environ))
+    if "node_rank" not in place:
+        place |= _derived(node_rank=_node_index(place, environ))
+    check_below(place["node_rank"], place["num_nodes"])
+    return place
+
+
+def _derived(**values: int) -> Words:
+    return {field: Word(value, field.replace("_", " ")) for field, value in values.items()}
+
+
+def _one_of_a_kind(place: Words) -> Words:
+    """What is certain for the only rank, on the only node, or as the only rank of a node."""
+    rank, world = place["rank"].value, place["world_size"].value
+    if world == 1:
+        return _derived(local_rank=0, local_world_size=1, node_rank=0, num_nodes=1)
+    if "num_nodes" in place and place["num_nodes"].value == 1:
+        return _derived(local_rank=rank, local_world_size=world, node_rank=0)
+    if "local_world_size" in place and place["local_world_size"].value == 1:
+        return _derived(local_rank=0)
+    return {}
+
+
+def _local_size(place: Words, environ: Mapping[str, str]) -> int:
+    """Ranks on this node: an even share of known nodes, else all if their master is on this host."""
+    rank, world, local = (place[field].value for field in ("rank", "world_size", "local_rank"))
+    if "num_nodes" in place:
+        return -(-world // place["num_nodes"].value)
+    addr, _ = _said_master(environ)
+    even = [size for size in range(local + 1, world + 1) if not world % size and not (rank - local) % size]
+    if (addr is None or _LOOPBACK.fullmatch(addr)) and even and (rank == local or len(even) == 1):
+        return even[-1]
+    raise _unknown("local_world_size", "LOCAL_WORLD_SIZE", place)
+
+
+def _node_count(place: Words, environ: Mapping[str, str]) -> int:
+    world, local = place["world_size"].value, place["local_world_size"].value
+    hosts = _job_hosts(environ)
+    return len(hosts) if len(hosts) > 1 and local < world else -(-world // local)
+
+
+def _node_index(place: Words, environ: Mapping[str, str]) -> int:
+    """Which node: by Slurm's name for it, else as when each node is filled before the next.
+
+    The latter is every MPI's default placement; under another one some local rank does not fit.
+    """
+    hosts, here = _job_hosts(environ), environ.get("SLURMD_NODENAME")
+    if here in hosts and len(hosts) == place["num_nodes"].value:
+        return hosts.index(here)
+    node, expected = divmod(place["rank"].value, place["local_world_size"].value)
+    if expected != place["local_rank"].value:
+        raise _unknown("node_rank", "PHALANX_RANK, PHALANX_NODE_RANK and their like, or fill node by node", place)
+    return node
+
+
+def _unknown(field: str, remedy: str, place: Words) -> TopologyError:
+    said = ", ".join(str(place[known]) for known in FIELDS if known in place)
+    return TopologyError(f"cannot tell the {field.replace('_', ' ')} from {said}: set {remedy}")
+
+
+def _master(place: Words, environ: Mapping[str, str]) -> tuple[str | None, int | None]:
+    """Where rank 0 listens: as said, else Slurm's first node, and a port that follows from the job."""
+    addr, port = _said_master(environ)
+    several = place["num_nodes"].value > 1
+    # torchrun's workers connect to their agents' store, whose address has served already.
+    met = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    if addr and several and _LOOPBACK.fullmatch(addr) and not met:
+        raise TopologyError(
+            f"MASTER_ADDR={addr!r} but {place['num_nodes']}: a loopback address cannot be reached from other "
+            "nodes. Set MASTER_ADDR to the first node's name or address"
+        )
+    if place["world_size"].value == 1:
+        return addr, port
+    stepped = any(source == "slurm" for source, _ in agreeing(place, environ))
+    return addr or _default_addr(environ, stepped, several), port or _default_port(environ, stepped)
+
+
+def _default_addr(environ: Mapping[str, str], stepped: bool, several: bool) -> str | None:
+    if not (several or stepped):
+        return "127.0.0.1"
+    own = expand_hostlist(environ.get("SLURM_STEP_NODELIST", "")) if stepped else []
+    return next(iter(own or _job_hosts(environ)), None)
+
+
+def _default_port(environ: Mapping[str, str], stepped: bool) -> int | None:
+    """The same for all ranks of a step, and another for neighbouring jobs and steps."""
+    job, step = environ.get("SLURM_JOB_ID", ""), environ["SLURM_STEP_ID"] if stepped else "0"
+    return _PORTS[(31 * int(job) + int(step)) % len(_PORTS)] if job.isdecimal() else None
+
+
+def _job_hosts(environ: Mapping[str, str]) -> list[str]:
+    name = first_set(environ, "SLURM_JOB_NODELIST", "SLURM_NODELIST")
+    return expand_hostlist(environ[name]) if name else []
+
+
+def _said_master(environ: Mapping[str, str]) -> tuple[str | None, int | None]:
+    """MASTER_ADDR and MASTER_PORT, where `host:port` in the former is split."""
+    addr_name = first_set(environ, "PHALANX_MASTER_ADDR", "MASTER_ADDR")
+    port_name = first_set(environ, "PHALANX_MASTER_PORT", "MASTER_PORT")
+    port = _port(integer(environ, port_name), f"{port_name}={environ[port_name]!r}") if port_name else None
+    text = environ[addr_name].strip() if addr_name else ""
+    if not text:
+        return None, port
+    addr, inner = _split(text, f"{addr_name}={environ[addr_name or '']!r}")
+    if inner and port and inner != port:
+        raise TopologyError(f"{addr_name}={text!r} but {port_name}={port}: two ports. Unset one of them")
+    return addr, inner or port
+
+
+def _split(text: str, said: str) -> tuple[str, int | None]:
+    bracketed = _BRACKETED.fullmatch(text)
+    if bracketed:
+        addr, port = bracketed[1], bracketed[2]
+    elif text.count(":") == 1:
+        addr, port = text.split(":")
+    else:
+        addr, port = text, None
+    if not addr or re.search(r"[\s\[\],/]", addr):
+        raise TopologyError(f"{said}: expected one host name or address, or host:port")
+    if port is None:
+        return addr, None
+    return addr, _port(int(port) if port.isascii() and port.isdecimal() else 0, said)
+
+
+def _port(number: int, said: str) -> int:
+    if not 1 <= number <= 65535:
+        raise TopologyError(f"{said}: expected a port from 1 to 65535")
+    return number

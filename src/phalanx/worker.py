@@ -1,0 +1,268 @@
+"""One rank: `python -m phalanx.worker SCRIPT [ARGUMENT]…`.
+
+Runs the script in this very process as `python SCRIPT` would, with the variables that
+torch.distributed reads set. With PHALANX_RUN_DIR it also keeps the rank's log and, on a failure, a
+report in `errors/<rank>.json`. Scripts need not know of any of this.
+"""
+
+from __future__ import annotations
+
+import builtins
+import errno
+import faulthandler
+import os
+import sys
+from dataclasses import dataclass
+from importlib.machinery import SourceFileLoader
+from io import open_code
+from pathlib import Path
+from types import CodeType, ModuleType, TracebackType
+
+from .errors import PhalanxError, PlanError
+from .topology import Topology
+
+USAGE = "usage: python -m phalanx.worker SCRIPT [ARGUMENT]..."
+INTERRUPTED = 130
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """Where a rank leaves its log and its error report."""
+
+    folder: Path
+    name: str
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "logs" / f"{self.name}.log"
+
+    @property
+    def error(self) -> Path:
+        return self.folder / "errors" / f"{self.name}.json"
+
+
+@dataclass(frozen=True)
+class Rank:
+    """This rank, with its files and open log if there is a run directory."""
+
+    rank: int
+    files: RunFiles | None
+    log: int | None
+
+
+def main(arguments: list[str]) -> None:
+    """Run a script as this rank. Leaves by SystemExit unless the script ends well."""
+    if not arguments:
+        print(USAGE, file=sys.stderr)
+        sys.exit(PhalanxError.exit_code)
+    folder = os.environ.get("PHALANX_RUN_DIR")
+    rank, log = None, None
+    files = RunFiles(Path(folder).absolute(), f"{_host()}-{os.getpid()}") if folder else None
+    try:
+        topology = Topology.current()
+        rank = topology.rank
+        if files:
+            files = RunFiles(files.folder, str(rank))
+            log = _open_log(files, rank)
+        script = _existing(arguments[0])
+        _set_variables(topology)
+    except PhalanxError as error:
+        print(f"phalanx: {error}", file=sys.stderr)
+        if files and files.folder.is_dir():
+            _report(error, files, rank, error.exit_code)
+        sys.exit(error.exit_code)
+    _run(script, arguments, Rank(rank, files, log))
+
+
+def failure(error: BaseException, rank: int | None, exit_code: int) -> dict[str, object]:
+    """The report of a failed rank, as errors/<rank>.json holds it. `rank` is None if it is unknown."""
+    import time
+    import traceback
+
+    return {
+        "v": 1,
+        "rank": rank,
+        "host": _host(),
+        "pid": os.getpid(),
+        "time": time.time(),
+        "exception": _headline(error),
+        "traceback": "".join(traceback.format_exception(type(error), error, error.__traceback__)),
+        "exit_code": exit_code,
+    }
+
+
+def write_failure(report: dict[str, object], path: Path) -> None:
+    """Write a report whole or not at all."""
+    import json
+
+    path.parent.mkdir(exist_ok=True)
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.write_bytes(json.dumps(report).encode() + b"\n")
+    draft.replace(path)
+
+
+def exit_status(code: object) -> int:
+    """The status with which Python leaves for SystemExit(code)."""
+    if code is None:
+        return 0
+    return code & 0xFF if isinstance(code, int) else 1
+
+
+def _run(script: Path, arguments: list[str], me: Rank) -> None:
+    sys.argv = arguments
+    if not getattr(sys.flags, "safe_path", sys.flags.isolated):
+        sys.path[0] = str(script.resolve().parent)
+    module = _main_module(script)
+    sys.modules["__main__"] = module
+    code, failed = None, None
+    try:
+        with open_code(str(script)) as file:
+            code = compile(file.read(), str(script), "exec", dont_inherit=True)
+        exec(code, module.__dict__)
+    except SystemExit as error:
+        status = exit_status(error.code)
+        if status:
+            _note(_report(_below(error, code), me.files, me.rank, status), me.log)
+        raise
+    except BaseException as error:
+        failed = _below(error, code)
+    if failed is not None:  # outside the handler, as the script's own hook must see no exception in flight
+        _fail(failed, me)
+
+
+def _main_module(script: Path) -> ModuleType:
+    """A module as Python itself makes it for a script."""
+    module = ModuleType("__main__")
+    module.__dict__.update(
+        __file__=str(script),
+        __builtins__=builtins,
+        __loader__=SourceFileLoader("__main__", str(script)),
+        __cached__=None,
+        __annotations__={},
+    )
+    return module
+
+
+def _existing(script: str) -> Path:
+    path = Path(script).absolute()
+    if path.is_file():
+        return path
+    what = "is a folder" if path.is_dir() else "is not there"
+    raise PlanError(f"script {script!r} {what}: looked for {path} on host {_host()}")
+
+
+def _set_variables(topology: Topology) -> None:
+    """All that torch.distributed needs; a single process may meet itself at any free port."""
+    os.environ.update(topology.environ())
+    if topology.world_size == 1:
+        os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+        if "MASTER_PORT" not in os.environ:
+            os.environ["MASTER_PORT"] = str(_free_port())
+
+
+def _free_port() -> int:
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _open_log(files: RunFiles, rank: int) -> int:
+    """Open the rank's log, for crashes' stacks too; all but rank 0 also print there."""
+    try:
+        if not files.folder.is_dir():
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(files.folder))
+        files.error.parent.mkdir(exist_ok=True)
+        files.log.parent.mkdir(exist_ok=True)
+        log = os.open(files.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    except OSError as error:
+        raise PlanError(
+            f"rank {rank} on host {_host()} cannot write the run directory {files.folder}: "
+            f"{error.strerror} ({error.filename}). All nodes must share it: set run_root to a shared file system"
+        ) from None
+    if rank != 0:
+        _print_to(log)
+    faulthandler.enable(log)
+    return log
+
+
+def _print_to(log: int) -> None:
+    """Send the file descriptors themselves there, so that C++ and child processes follow."""
+    for number, stream in ((1, sys.stdout), (2, sys.stderr)):
+        if stream is not None:
+            stream.flush()
+        os.dup2(log, number)
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(line_buffering=True)
+
+
+def _fail(error: BaseException, me: Rank) -> None:
+    """What Python does for an uncaught exception, after leaving the report."""
+    status = INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
+    report = _report(error, me.files, me.rank, status)
+    if me.rank == 0 or sys.excepthook is not sys.__excepthook__:
+        _note(report, me.log)
+    _call_hook(error)
+    sys.exit(status)
+
+
+def _call_hook(error: BaseException) -> None:
+    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
+    try:
+        sys.excepthook(type(error), error, error.__traceback__)
+    except Exception as second:
+        print("Error in sys.excepthook:", file=sys.stderr)
+        inner = second.__traceback__ and second.__traceback__.tb_next
+        sys.__excepthook__(type(second), second.with_traceback(inner), inner)
+        print("\nOriginal exception was:", file=sys.stderr)
+        sys.__excepthook__(type(error), error, error.__traceback__)
+
+
+def _report(error: BaseException, files: RunFiles | None, rank: int | None, status: int) -> dict[str, object]:
+    report = failure(error, rank, status)
+    if files is not None:
+        try:
+            write_failure(report, files.error)
+        except OSError as reason:
+            print(f"phalanx: cannot write {files.error} on host {_host()}: {reason}", file=sys.stderr)
+    return report
+
+
+def _note(report: dict[str, object], log: int | None) -> None:
+    if log is not None:
+        os.write(log, str(report["traceback"]).encode(errors="backslashreplace"))
+
+
+def _below(error: BaseException, code: CodeType | None) -> BaseException:
+    """The error without the frames above the script's own."""
+    trace: TracebackType | None = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code is not code:
+        trace = trace.tb_next
+    return error.with_traceback(trace)
+
+
+def _headline(error: BaseException) -> str:
+    kind = type(error)
+    name = kind.__qualname__
+    if kind.__module__ not in ("builtins", "__main__"):
+        name = f"{kind.__module__}.{name}"
+    try:
+        text = str(error)
+    except Exception:
+        text = "<no text: its __str__ failed>"
+    return f"{name}: {text}" if text else name
+
+
+def _host() -> str:
+    import platform
+
+    return platform.node()
+
+
+if __name__ == "__main__":
+    # Not this module's own main: the script becomes __main__, and ours must stay importable.
+    from phalanx.worker import main as _main
+
+    _main(sys.argv[1:])

@@ -1,0 +1,158 @@
+"""Command lines, checked by running them with stand-ins for Slurm where they are shell text."""
+
+import os
+import subprocess
+
+import pytest
+
+from phalanx.config import load_config
+from phalanx.facts import Facts
+from phalanx.plan import make_plan
+from phalanx.shell import render
+
+FACTS = Facts("here", 8, 0, "/py/bin/python", "Linux", "x86_64")
+
+SRUN = r"""#!/bin/sh
+printf '%s\n' "$@" > "$SEEN/step"
+while case "$1" in -*) true;; *) false;; esac; do shift; done
+for node in 0 1; do SLURM_NODEID=$node SLURM_PROCID=$node SLURM_STEP_ID=0 "$@"; done
+"""
+RECORD = r"""#!/bin/sh
+printf '%s\n' "$@" > "$SEEN/node$SLURM_NODEID"
+"""
+
+
+def plan(*overrides, args=()):
+    return make_plan(load_config((), overrides, {}).config, FACTS, "train.py", args)
+
+
+def test_python_starts_the_worker_directly():
+    command = plan(args=("--n", "$x")).command
+    assert command == ("/py/bin/python", "-m", "phalanx.worker", "train.py", "--n", "$x")
+
+
+def test_torchrun_on_one_node_meets_on_loopback():
+    command = plan("nproc=2").command
+    assert command[:3] == ("/py/bin/python", "-m", "torch.distributed.run")
+    assert " ".join(command[3:]).startswith(
+        "--standalone --local-addr 127.0.0.1 --nproc-per-node 2 -m -- phalanx.worker train.py"
+    )
+
+
+def test_a_port_that_was_set_is_the_one_that_torchrun_uses():
+    words = " ".join(plan("nproc=2", "master_port=29611").command)
+    assert "--master-addr 127.0.0.1 --master-port 29611" in words
+    assert "--standalone" not in words
+
+
+def test_torchruns_own_substitution_of_dollar_signs_is_undone():
+    from string import Template  # what torchrun applies to each argument
+
+    odd = ("$$", "${local_rank}", "$local_rank", "a$b", "100$")
+    passed = plan("nproc=2", args=odd).command[-len(odd) :]
+    assert tuple(Template(word).safe_substitute(local_rank="1") for word in passed) == odd
+
+
+@pytest.fixture
+def slurm(tmp_path, monkeypatch):
+    """A stand-in srun that runs its command for nodes 0 and 1, as the batch shell of a job sees it."""
+    for name, text in {
+        "srun": SRUN,
+        "python": RECORD,
+        "deepspeed": RECORD,
+        "scontrol": "#!/bin/sh\nprintf 'lab07\\nlab08\\n'\n",
+    }.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    variables = {"SLURM_NODEID": "0", "SLURM_PROCID": "0", "SLURM_NNODES": "2", "SLURM_JOB_NODELIST": "lab[07-08]"}
+    environment = {
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "SEEN": str(tmp_path),
+        "SLURM_JOB_ID": "70001",
+        **variables,
+    }
+
+    def run(made, **more):
+        line = render([str(tmp_path / "python") if word == FACTS.python else word for word in made.command])
+        line = line.replace(FACTS.python, str(tmp_path / "python"))
+        subprocess.run(["sh", "-c", line], env={**environment, **more}, check=True)
+        nodes = [(tmp_path / f"node{node}").read_text().splitlines() for node in (0, 1)]
+        return (tmp_path / "step").read_text().splitlines(), nodes
+
+    return run
+
+
+def value(words, option):
+    return words[words.index(option) + 1]
+
+
+def test_torchrun_on_several_nodes_finds_its_node_inside_the_task(slurm):
+    """Expanded in the batch shell, every node would be node 0, and the rendezvous would hang."""
+    srun, nodes = slurm(plan("nodes=2", "nproc=4", "cpus_per_task=16", args=("it's", "$A")))
+    assert srun[:4] == ["--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=16", "--kill-on-bad-exit=1"]
+    assert [value(words, "--rdzv-conf") for words in nodes] == ["is_host=1", "is_host=0"]
+    for words in nodes:
+        assert value(words, "--nnodes") == "2"
+        assert value(words, "--nproc-per-node") == "4"
+        assert value(words, "--rdzv-id") == "70001.0.0"
+        assert words[-4:] == ["phalanx.worker", "train.py", "it's", "$$A"]
+
+
+def test_jobs_on_a_shared_node_meet_at_different_ports_below_the_ephemeral_ones(slurm):
+    made = plan("nodes=2", "nproc=2")
+    endpoints = [
+        value(slurm(made, SLURM_JOB_ID=job)[1][node], "--rdzv-endpoint")
+        for job in ("70001", "70002")
+        for node in (0, 1)
+    ]
+    hosts, ports = zip(*(endpoint.split(":") for endpoint in endpoints), strict=True)
+    assert set(hosts) == {"lab07"}
+    assert ports[0] == ports[1] != ports[2] == ports[3]
+    assert all(1024 < int(port) < 32768 for port in ports)
+
+
+def test_a_head_and_a_port_that_were_set_are_kept(slurm):
+    _, nodes = slurm(plan("nodes=2", "nproc=2", "master_addr=10.0.0.4", "master_port=29611"))
+    assert value(nodes[1], "--rdzv-endpoint") == "10.0.0.4:29611"
+
+
+def test_a_requeued_job_does_not_meet_its_former_self(slurm):
+    _, nodes = slurm(plan("nodes=2", "nproc=2"), SLURM_RESTART_COUNT="1")
+    assert value(nodes[0], "--rdzv-id") == "70001.0.1"
+
+
+def test_srun_starts_a_task_per_rank_with_the_ranks_cpus():
+    """A step doesn't inherit the job's CPUs per task."""
+    command = list(plan("nodes=2", "nproc=4", "cpus_per_task=16", "launcher=srun").command)
+    assert command[:5] == ["srun", "--nodes=2", "--ntasks-per-node=4", "--cpus-per-task=4", "--kill-on-bad-exit=1"]
+    assert command[5:] == ["/py/bin/python", "-m", "phalanx.worker", "train.py"]
+
+
+def test_unknown_cpus_are_left_to_slurm():
+    assert not [word for word in plan("nodes=2", "launcher=srun").command if "cpus" in str(word)]
+
+
+def test_mpirun_places_ranks_by_node_unbound_with_the_environment():
+    words = " ".join(plan("nodes=2", "nproc=4", "launcher=mpirun", "env.A=1").command)
+    assert words.startswith("mpirun -np 8 --map-by ppr:4:node --bind-to none ")
+    assert "-x A " in words
+    assert "-x PHALANX_RUN_DIR " in words
+
+
+def test_deepspeed_takes_the_ranks_of_a_node_by_the_kind_of_device():
+    one = " ".join(plan("nproc=2", "launcher=deepspeed").command)
+    assert one == "deepspeed --num_accelerators 2 --module phalanx.worker train.py"
+    assert "--num_gpus 2" in " ".join(plan("nproc=2", "launcher=deepspeed", "gpus_per_node=2").command)
+
+
+def test_deepspeed_on_several_nodes_is_told_its_node_inside_the_task(slurm):
+    _, nodes = slurm(plan("nodes=2", "nproc=2", "launcher=deepspeed", "gpus_per_node=2"), PHALANX_RUN_DIR="/r")
+    assert [value(words, "--node_rank") for words in nodes] == ["0", "1"]
+    assert value(nodes[1], "--master_addr") == "lab07"
+    assert value(nodes[0], "--hostfile") == "/r/hostfile"
+
+
+def test_ray_has_no_command_and_says_what_will_be_done():
+    made = plan("nodes=2", "nproc=2", "launcher=ray", "cpus_per_task=2")
+    assert made.command == ()
+    assert any("2 nodes with 2 CPUs" in note and "4 Ray Train workers" in note for note in made.notes)

@@ -1,0 +1,109 @@
+import json
+import signal
+
+import pytest
+
+from phalanx.schedulers import verdict
+
+REPORT = """Traceback (most recent call last):
+  File "run.py", line 1, in <module>
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+============================================================
+phalanx.worker FAILED
+------------------------------------------------------------
+Failures:
+{others}
+------------------------------------------------------------
+Root Cause (first observed failure):
+{root}
+============================================================
+"""
+
+
+def entry(rank, code, host="node7"):
+    return (
+        f"[{rank}]:\n  time      : 2026-01-02_03:04:05\n  host      : {host}\n"
+        f"  rank      : {rank} (local_rank: {rank})\n  exitcode  : {code} (pid: 4711)\n  error_file: <N/A>\n"
+        "  traceback : To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html"
+    )
+
+
+def report(*entries):
+    return REPORT.format(others="\n".join(entries[:-1]) or "  <NO_OTHER_FAILURES>", root=entries[-1])
+
+
+def error_file(folder, rank, time, exception="ValueError: bad", code=1, name=None):
+    path = folder / "errors" / f"{name or rank}.json"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(
+        json.dumps({"v": 1, "rank": rank, "host": "node3", "time": time, "exception": exception, "exit_code": code})
+    )
+
+
+def find(folder, stderr="", returncode=1, launcher="torchrun"):
+    return verdict.find(folder, 100.0, returncode, stderr, "here", launcher)
+
+
+def test_the_first_to_fail_is_the_culprit_whatever_its_rank(tmp_path):
+    error_file(tmp_path, 0, 103.5, "RuntimeError: Connection closed by peer")
+    error_file(tmp_path, 3, 103.1, "ValueError: bad", 7)
+    error_file(tmp_path, 2, 103.4, "RuntimeError: Connection closed by peer")
+    culprit = find(tmp_path, report(entry(0, 1), entry(3, 7)))
+    assert (culprit.rank, culprit.host, culprit.exit_code) == (3, "node3", 7)
+    assert "ValueError: bad" in culprit.what
+
+
+def test_errors_of_an_earlier_attempt_do_not_count(tmp_path):
+    error_file(tmp_path, 0, 99.0)
+    assert find(tmp_path) is None
+    error_file(tmp_path, 1, 100.5)
+    assert find(tmp_path).rank == 1
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"rank": 1}', "null"])
+def test_a_broken_error_file_is_passed_over(tmp_path, text):
+    error_file(tmp_path, 2, 101.0)
+    (tmp_path / "errors/0.json").write_text(text)
+    assert find(tmp_path).rank == 2
+
+
+@pytest.mark.parametrize("name", ["SIGKILL", "SIGSEGV", "SIGBUS"])
+def test_a_killed_rank_is_the_culprit_though_others_had_time_to_complain(tmp_path, name):
+    error_file(tmp_path, 0, 103.5, "RuntimeError: Connection closed by peer")
+    number = getattr(signal, name)
+    culprit = find(tmp_path, report(entry(1, -number), entry(0, 1)))
+    assert (culprit.rank, culprit.host, culprit.exit_code) == (1, "node7", 128 + number)
+    assert name in culprit.what
+
+
+def test_an_abort_because_another_failed_does_not_hide_that_one(tmp_path):
+    error_file(tmp_path, 1, 103.5)
+    assert find(tmp_path, report(entry(1, 1), entry(0, -signal.SIGABRT))).rank == 1
+
+
+def test_without_words_of_a_rank_the_launchers_root_cause_counts(tmp_path):
+    culprit = find(tmp_path, "noise\n" + report(entry(0, 5), entry(2, 9)))
+    assert (culprit.rank, culprit.exit_code) == (2, 9)
+
+
+def test_a_launcher_on_loopback_means_this_host(tmp_path):
+    assert find(tmp_path, report(entry(1, -9, "localhost"))).host == "here"
+
+
+def test_only_the_last_report_counts(tmp_path):
+    assert find(tmp_path, report(entry(0, 5)) + report(entry(1, 6))).rank == 1
+
+
+def test_a_rank_that_failed_before_it_knew_its_rank_is_named_by_its_host(tmp_path):
+    error_file(tmp_path, None, 101.0, name="node3-17")
+    culprit = find(tmp_path)
+    assert (culprit.who, culprit.host) == ("a rank", "node3")
+
+
+@pytest.mark.parametrize(
+    ("returncode", "code", "words"), [(7, 7, "exit code 7"), (-9, 137, "SIGKILL"), (-15, 143, "SIGTERM")]
+)
+def test_a_single_process_is_its_own_culprit(tmp_path, returncode, code, words):
+    culprit = find(tmp_path, returncode=returncode, launcher="python")
+    assert (culprit.rank, culprit.host, culprit.exit_code) == (0, "here", code)
+    assert words in culprit.what
