@@ -31,9 +31,9 @@ def network():
 
 def main():
     parser = phalanx.ArgumentParser(description=__doc__)
-    parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--batch-size", type=int, default=32, help="per rank")
-    parser.add_argument("--lr", type=float, default=2e-3)
+    parser.add_argument("--epochs", type=int, default=15)
+    parser.add_argument("--batch-size", type=int, default=16, help="per rank")
+    parser.add_argument("--lr", type=float, default=4e-3)
     args = parser.parse_args()
 
     with phalanx.init() as run:

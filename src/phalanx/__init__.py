@@ -28,6 +28,7 @@ _PUBLIC = {
     "init": "run",
     "shard": "data.iterable",
 }
+_WITH_TORCH = ("run", "data.iterable")
 
 __all__ = ["ArgumentParser", "PhalanxError", "Run", "Topology", "__version__", "current", "init", "shard"]
 
@@ -35,4 +36,9 @@ __all__ = ["ArgumentParser", "PhalanxError", "Run", "Topology", "__version__", "
 def __getattr__(name: str) -> Any:
     if name not in _PUBLIC:
         raise AttributeError(f"module 'phalanx' has no attribute {name!r}")
-    return getattr(import_module(f"phalanx.{_PUBLIC[name]}"), name)
+    module = _PUBLIC[name]
+    if module in _WITH_TORCH:
+        from .registry import require
+
+        require("torch", "torch")
+    return getattr(import_module(f"phalanx.{module}"), name)

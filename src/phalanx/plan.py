@@ -133,7 +133,7 @@ def make_plan(config: JobConfig, facts: Facts, script: str, args: tuple[str, ...
         versions={} if config.venv else facts.versions,
         master_addr=config.master_addr,
         master_port=config.master_port,
-        environment=_environment(config, per_rank, threads, workers),
+        environment=_environment(config, device, per_rank, threads, workers),
         notes=tuple(planner.notes),
     )
     starter = load("launcher", LAUNCHERS, launcher)()
@@ -277,9 +277,13 @@ def _threads(config: JobConfig, facts: Facts, per_rank: int | None) -> str | Non
     return str(per_rank) if per_rank is not None else None
 
 
-def _environment(config: JobConfig, per_rank: int | None, threads: str | None, workers: int | None) -> dict[str, str]:
+def _environment(
+    config: JobConfig, device: str | None, per_rank: int | None, threads: str | None, workers: int | None
+) -> dict[str, str]:
     """What ranks get on top of the caller's environment."""
-    environment = {"PYTHONUNBUFFERED": "1", **config.env}
+    # Without being told, an Accelerate script on the CPU takes each rank for a run of its own.
+    accelerate = {"ACCELERATE_USE_CPU": "true"} if device == "cpu" else {}
+    environment = {"PYTHONUNBUFFERED": "1", **accelerate, **config.env}
     if threads is not None:
         environment["OMP_NUM_THREADS"] = threads
     if per_rank is not None:

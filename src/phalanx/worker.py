@@ -85,7 +85,7 @@ def failure(error: BaseException, rank: int | None, exit_code: int) -> dict[str,
         "host": _host(),
         "pid": os.getpid(),
         "time": time.time(),
-        "exception": _headline(error),
+        "exception": headline(error),
         "traceback": "".join(traceback.format_exception(type(error), error, error.__traceback__)),
         "exit_code": exit_code,
     }
@@ -243,7 +243,8 @@ def _below(error: BaseException, code: CodeType | None) -> BaseException:
     return error.with_traceback(trace)
 
 
-def _headline(error: BaseException) -> str:
+def headline(error: BaseException) -> str:
+    """The error in a line, as the end of a traceback has it."""
     kind = type(error)
     name = kind.__qualname__
     if kind.__module__ not in ("builtins", "__main__"):

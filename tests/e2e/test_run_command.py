@@ -1,19 +1,17 @@
 """`phalanx run` with real processes: what arrives in the ranks, and how runs end."""
 
-import contextlib
 import json
 import os
 import platform
-import pty
 import re
-import select
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
+
+from tests.e2e.tools import alive, command, in_terminal, phalanx, read_all, run_dirs, wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -40,48 +38,6 @@ if rank == "1":
     %s
 time.sleep(60)
 """
-
-
-@pytest.fixture
-def work(tmp_path, monkeypatch):
-    """An empty folder to run in, with no settings of the user's."""
-    for name in [name for name in os.environ if name.startswith(("PHALANX_", "OMP_"))]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "xdg"))
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    folder = tmp_path / "work"
-    folder.mkdir()
-    monkeypatch.chdir(folder)
-    return folder
-
-
-def command(*words):
-    return [sys.executable, "-m", "phalanx", "run", *words]
-
-
-def phalanx(*words, **more):
-    """Run to the end; the result has `seconds` too."""
-    start = time.monotonic()
-    ended = subprocess.run(command(*words), capture_output=True, text=True, timeout=120, **more)
-    ended.seconds = time.monotonic() - start
-    return ended
-
-
-def run_dirs(work, name="s"):
-    return sorted((work / "runs" / name).iterdir())
-
-
-def alive(pid):
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    return False
-
-
-def wait_for(what, seconds=60.0):
-    limit = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < limit, "waited in vain"
-        time.sleep(0.05)
 
 
 def pids(work, ranks=2):
@@ -143,27 +99,6 @@ def test_a_failing_rank_ends_the_others_and_is_named(work, failure, code, words)
     if code != 137:
         assert last[-1] == f"  traceback: {run_dir / 'errors/1.json'}"
         assert words in (run_dir / "logs/1.log").read_text()
-
-
-def in_terminal(words):
-    """Start in a new terminal; returns the process and the terminal's other side."""
-    ours, theirs = pty.openpty()
-    code = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
-    process = subprocess.Popen(
-        [sys.executable, "-c", code, *words], stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
-    )
-    os.close(theirs)
-    return process, ours
-
-
-def read_all(terminal, seconds=60):
-    """All that is shown until the terminal's last process has gone."""
-    shown = b""
-    with contextlib.suppress(OSError):
-        while select.select([terminal], [], [], seconds)[0] and (chunk := os.read(terminal, 65536)):
-            shown += chunk
-    os.close(terminal)
-    return shown.decode(errors="replace")
 
 
 def test_in_a_terminal_progress_is_live_and_ctrl_c_ends_every_process(work):

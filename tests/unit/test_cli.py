@@ -68,6 +68,7 @@ def test_each_command_has_help(command, capsys):
         (["run", "--launcher", "srun", "s.py"], "srun needs a Slurm allocation"),
         (["run", "--launcher", "mpirun", "s.py"], "mpirun needs"),
         (["run", "--launcher", "python", "--nproc", "2", "s.py"], "--launcher torchrun"),
+        (["run", "--strategy", "single", "--nproc", "2", "s.py"], "--strategy ddp"),
         (["run", "--venv", "/no/venv", "s.py"], "/no/venv/bin/python"),
         (["run", "--resume", "latest", "s.py"], "no run 'latest'"),
         (["run", "--resume", "nosuch", "s.py"], "no run 'nosuch'"),
@@ -165,6 +166,13 @@ def test_without_torch_the_extra_is_named(tmp_path, capsys, monkeypatch):
     assert main(["run", "--nproc", "2", "s.py"]) == 2
     assert "pip install 'phalanx[torch]'" in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
+
+
+def test_the_api_without_torch_names_the_extra():
+    code = "import sys; sys.modules['torch'] = None; import phalanx; phalanx.init()"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ended.stderr.splitlines()[-1].startswith("phalanx.errors.MissingExtraError: ")
+    assert "pip install 'phalanx[torch]'" in ended.stderr
 
 
 def test_a_script_that_cannot_be_read_is_named(tmp_path, capsys, monkeypatch):

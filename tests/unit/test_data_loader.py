@@ -100,6 +100,21 @@ def test_evaluation_never_reshuffles_and_keeps_no_position():
     assert [b.tolist() for b in twice] == [b.tolist() for b in twice]
 
 
+def test_steps_of_the_coming_pass_are_known_for_a_progress_bar():
+    """Also of the second pass, when the first has ended, was left early, or was resumed."""
+    loader = prepare(DataLoader(range(10), 2))
+    assert loader.steps_left(2) == 3
+    first = loader.groups(2, train=True)
+    list((group := next(first)).micros)
+    loader.commit(group)
+    assert loader.steps_left(2) == 3
+    resumed = prepare(DataLoader(range(10), 2))
+    resumed.load_state_dict(loader.state_dict())
+    assert resumed.steps_left(2) == 2
+    taken(resumed)
+    assert resumed.steps_left(2) == 3
+
+
 def test_position_counts_committed_groups_and_passes():
     loader = prepare(DataLoader(range(10), 2))
     assert loader.state_dict() == {"pass": 0, "consumed": 0, "batches": 0, "finished": False, "world_size": 1}
@@ -107,10 +122,8 @@ def test_position_counts_committed_groups_and_passes():
     group = next(groups)
     list(group.micros)
     assert loader.state_dict()["consumed"] == 0
-    assert loader.steps_left(2) == 3
     loader.commit(group)
     assert loader.state_dict() == {"pass": 0, "consumed": 4, "batches": 2, "finished": False, "world_size": 1}
-    assert loader.steps_left(2) == 2
     for group in groups:
         list(group.micros)
         loader.commit(group)

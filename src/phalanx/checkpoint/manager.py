@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,14 @@ class Contents:
     models: list[nn.Module] = field(default_factory=list)  # the user's own, without wrappers
     optimizers: list[Optimizer] = field(default_factory=list)
     stateful: dict[str, Any] = field(default_factory=dict)  # schedulers, scaler, loaders by name
+
+
+@contextmanager
+def _one_process_is_meant() -> Iterator[None]:
+    """Without torch's warning that it takes one process to be meant."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")
+        yield
 
 
 @dataclass
@@ -60,7 +70,8 @@ class Manager:
                 "stateful": {name: thing.state_dict() for name, thing in contents.stateful.items()},
             }
             torch.save(state, part / "state.pt")
-        save(entries, checkpoint_id=part, no_dist=not self.comm.active)
+        with _one_process_is_meant():
+            save(entries, checkpoint_id=part, no_dist=not self.comm.active)
         self.comm.barrier()
         if self.comm.rank == 0:
             store.commit(self.root, step, {"world_size": self.comm.world_size, "epoch": progress.get("epoch", 0)})
@@ -114,7 +125,8 @@ class Manager:
         rng = tensors.room_for_rng(self.comm.rank, saved) if same_world else {}
         tensors.check_keys(wanted, saved)
         self._check_counts(state, contents, other)
-        load({**wanted, **rng}, checkpoint_id=path, no_dist=not self.comm.active)
+        with _one_process_is_meant():
+            load({**wanted, **rng}, checkpoint_id=path, no_dist=not self.comm.active)
         self._apply(state, contents, wanted, names)
         states = {key.rpartition("/")[2]: value for key, value in rng.items()}
         restore_rng(states or None, state["progress"]["step"])

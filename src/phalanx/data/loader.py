@@ -90,8 +90,8 @@ class PreparedLoader:
         self._position.consumed, self._position.batches = group.consumed, group.batches
 
     def steps_left(self, accumulate: int) -> int | None:
-        """Groups from the position to the end of this pass; None for iterable datasets."""
-        left = self._feed.left(self._position)
+        """Groups of the pass that comes next, all or the rest of a resumed one; None for iterable datasets."""
+        left = self._feed.left(self._position if self._resumed else Position())
         return None if left is None else -(-left // accumulate)
 
     def state_dict(self) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from ..errors import UsageError
 from ..records import Exit, Metric
 from ..topology import Topology
 from ..trackers.base import Tracker
+from ..worker import headline
 from .gradients import AccumulateContext
 from .loop import Loop
 from .prepare import prepare
@@ -232,13 +233,16 @@ class Run:
         self._closed = True
         session = self._session
         seconds = time.perf_counter() - self._begin
-        reason = "" if exception is None else f"{type(exception).__name__}: {exception}"
+        if isinstance(exception, SystemExit) and not exception.code:
+            exception = None
+        reason = "" if exception is None else headline(exception)
         session.progress.stop()
         for tracker in self._trackers:
             tracker.close()
         session.writer.write(Exit(step=session.step, seconds=seconds, exception=reason))
         session.writer.close()
-        log.info("rank %d %s after %.1f s, step %d", self.rank, reason or "done", seconds, session.step)
+        how, why = ("failed", f": {reason}") if reason else ("done", "")
+        log.info("rank %d %s after %.1f s, step %d%s", self.rank, how, seconds, session.step, why)
         session.strategy.teardown(failed=exception is not None)
         self._on_close()
 
@@ -260,6 +264,6 @@ def _number(name: str, value: Any) -> float | int:
     if isinstance(value, bool | int | float):
         return value
     try:
-        return float(value)
+        return float(value.detach() if isinstance(value, Tensor) else value)
     except (TypeError, ValueError, RuntimeError):
         raise UsageError(f"log() got {value!r} for {name!r}: expected a number or a tensor of one element") from None

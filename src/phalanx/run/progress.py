@@ -27,8 +27,12 @@ class Progress:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        self._bar = Progress(*columns, console=Console(stderr=True), auto_refresh=False, transient=True)
+        console = Console(stderr=True)
+        # What is printed meanwhile goes above the bar, unless stdout is no terminal: a file must get it.
+        above = sys.stdout.isatty()
+        self._bar = Progress(*columns, console=console, auto_refresh=False, transient=True, redirect_stdout=above)
         self._bar.start()
+        console.show_cursor()  # a rank that is killed could not bring it back
         self._task = self._bar.add_task(title, total=total, completed=done)
         self._bar.refresh()
         self._done = done

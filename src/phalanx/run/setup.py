@@ -176,7 +176,7 @@ def _start(strategy: Strategy, loaded: Loaded) -> Run:
         comm.rank, comm.world_size, start.host, start.node_rank, start.local_rank, start.device,
         start.strategy, shared.loaded.config.precision, start.pid, start.versions["torch"], topology.source,
     )  # fmt: skip
-    if comm.rank == 0:
+    if comm.rank == 0 and "PHALANX_RUN_DIR" not in os.environ:  # else the command has said so
         log.info("run directory: %s", shared.run_dir)
     seed_all(shared.loaded.config.seed)
     return Run(open_session(strategy, shared.loaded.config, shared.run_dir, writer, shared.restarted), _forget)
@@ -197,6 +197,16 @@ def _reachable(strategy: Strategy, run_dir: Path) -> None:
         )
 
 
+class _Terminal(logging.Handler):
+    """Prints on the stderr of the moment: while a progress bar is drawn, it is one that prints above it."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            print(self.format(record), file=sys.stderr, flush=True)
+        except Exception:
+            self.handleError(record)
+
+
 def _log_to(path: Path, main: bool) -> None:
     """The package's log: each rank's into its file, the main rank's also on the terminal."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -209,7 +219,7 @@ def _log_to(path: Path, main: bool) -> None:
     into_file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     log.addHandler(into_file)
     if main:
-        terminal = logging.StreamHandler()
+        terminal = _Terminal()
         terminal.setFormatter(logging.Formatter("phalanx: %(message)s"))
         log.addHandler(terminal)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 from typing import Any
 
@@ -107,9 +108,18 @@ class ProcessGroupStrategy(Strategy):
             raise PlanError(f"rank {topology.rank} cannot rendezvous at {where}: {error}") from error
 
     def teardown(self, failed: bool) -> None:
-        # After a failure nccl's end would wait for ranks that never come; the process's end frees it.
-        if self._ours and dist.is_initialized() and not (failed and self.device.type == "cuda"):
-            dist.destroy_process_group()
+        if not self._ours:
+            return
+        if not failed:
+            _disconnect()
+        elif self.device.type != "cuda":  # nccl's end would wait for ranks that never come
+            # Closed connections make the other ranks fail too: ours is to be reported before theirs.
+            atexit.register(_disconnect)
+
+
+def _disconnect() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def broadcast_state(model: nn.Module, comm: Comm) -> None:

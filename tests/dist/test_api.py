@@ -1,0 +1,712 @@
+"""What `Run` promises, at world sizes 1 to 4 and under each strategy."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+
+import phalanx
+from phalanx.errors import ConfigError, DataError, PhalanxError, PlanError, UsageError
+from phalanx.records import Exit, Start, Step, read_records
+from tests.dist.harness import run_ranks
+
+pytestmark = pytest.mark.slow
+
+BOTH = pytest.mark.parametrize(("strategy", "world_size"), [("single", 1), ("ddp", 2), ("fsdp", 2)])
+
+
+def line(n: int) -> TensorDataset:
+    x = torch.arange(float(n)).reshape(n, 1)
+    return TensorDataset(x, 2 * x)
+
+
+# Values over ranks.
+
+
+def values() -> dict[str, Any]:
+    with phalanx.init(progress=False) as run:
+        r, w = run.rank, run.world_size
+        assert dist.is_initialized() == (w > 1)
+        uneven = torch.full((r + 1, 2), float(r))
+        nothing = torch.tensor(float("nan")) if r == 0 and w > 1 else torch.tensor(10.0 * r)
+        return {
+            "mean": run.reduce(torch.tensor([1.0 * r, 2.0])).tolist(),
+            "number": run.reduce(r, op="sum"),
+            "integers": run.reduce(torch.tensor([r]), op="mean").tolist(),
+            "min": run.reduce(float(r), op="min"),
+            "max": run.reduce({"a": r, "b": torch.tensor(-r)}, op="max"),
+            "weighted": run.reduce(float(r), weight=r + 1),
+            "ignores": float(run.reduce(nothing, weight=float(r if w > 1 else 1))),
+            "none": math.isnan(run.reduce(1.0, weight=0)),
+            "gather": run.gather(uneven).tolist(),
+            "scalars": run.gather(torch.tensor(r)).tolist(),
+            "objects": run.gather({"rank": r}) if w > 1 else [{"rank": 0}],
+            "broadcast": run.broadcast(torch.tensor([r]), src=w - 1).tolist(),
+            "object": run.broadcast(f"from {r}", src=w - 1),
+            "main": run.is_main,
+            "current": phalanx.current() is run,
+        }
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_values_over_ranks(tmp_path: Path, world_size: int) -> None:
+    w = world_size
+    mean = sum(range(w)) / w
+    weights = sum(range(1, w + 1))
+    for rank, got in enumerate(run_ranks(values, w, folder=tmp_path)):
+        assert got["mean"] == pytest.approx([mean, 2.0])
+        assert got["number"] == sum(range(w))
+        assert got["integers"] == pytest.approx([mean])
+        assert got["min"] == 0.0
+        assert got["max"] == {"a": w - 1, "b": 0}
+        assert got["weighted"] == pytest.approx(sum(r * (r + 1) for r in range(w)) / weights)
+        expected = sum(10.0 * r * r for r in range(w)) / sum(range(w)) if w > 1 else 0.0
+        assert got["ignores"] == pytest.approx(expected)
+        assert got["none"]
+        assert got["gather"] == [[float(r)] * 2 for r in range(w) for _ in range(r + 1)]
+        assert got["scalars"] == list(range(w))
+        assert got["objects"] == [{"rank": r} for r in range(w)]
+        assert got["broadcast"] == [w - 1]
+        assert got["object"] == f"from {w - 1}"
+        assert got["main"] == (rank == 0)
+        assert got["current"]
+
+
+# Evaluation.
+
+
+class Counting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(1, 1)
+        self.drop = nn.Dropout(0.5)
+        self.frozen = nn.BatchNorm1d(1).eval()
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return self.frozen(self.drop(self.linear(x)))
+
+
+def evaluate(strategy: str, size: int) -> dict[str, Any]:
+    with phalanx.init(strategy=strategy, progress=False) as run:
+        model, val = run.prepare(Counting(), DataLoader(line(size), batch_size=2))
+        inner = model.module if hasattr(model, "module") else model
+        ids, modes, grads = [], set(), set()
+        total, n = torch.zeros(()), 0
+        for x, y in run.evaluate(val):
+            out = model(x)
+            assert out.shape == x.shape
+            modes.add(inner.drop.training)
+            grads.add(torch.is_grad_enabled())
+            ids += x.flatten().tolist()
+            total, n = total + y.sum(), n + len(x)
+        mean = run.reduce(total / n if n else total * float("nan"), weight=n)
+        after = (inner.training, inner.drop.training, inner.frozen.training, torch.is_grad_enabled())
+        broken_off = [next(iter(run.evaluate(val)))[0].shape[0]]
+        return {
+            "ids": ids,
+            "modes": modes,
+            "grads": grads,
+            "mean": float(mean),
+            "calls": inner.calls,
+            "after": after,
+            "off": (broken_off, torch.is_grad_enabled()),
+        }
+
+
+@pytest.mark.parametrize("size", [1, 5, 8])
+@BOTH
+def test_evaluation_counts_every_sample_once(tmp_path: Path, strategy: str, world_size: int, size: int) -> None:
+    ranks = run_ranks(evaluate, world_size, strategy, size, folder=tmp_path)
+    assert sorted(i for rank in ranks for i in rank["ids"]) == list(range(size))
+    for rank in ranks:
+        assert rank["mean"] == pytest.approx(sum(2.0 * i for i in range(size)) / size)
+        assert rank["calls"] == ranks[0]["calls"] == math.ceil(size / (2 * world_size))
+        assert rank["modes"] == {False}
+        assert rank["grads"] == {False}
+        assert rank["after"] == (True, True, False, True)
+        assert rank["off"][1] is True
+
+
+# Stopping.
+
+
+def stop_early(where: str) -> dict[str, Any]:
+    with phalanx.init(progress=False) as run:
+        model = nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-9)
+        model, optimizer, loader = run.prepare(model, optimizer, DataLoader(line(4000), batch_size=2))
+        epochs = []
+        for epoch in run.epochs(50):
+            epochs.append(epoch)
+            for x, y in run.steps(loader):
+                run.backward(nn.functional.mse_loss(model(x), y))
+                optimizer.step()
+                optimizer.zero_grad()
+                if where == "step" and run.rank == run.world_size - 1 and run.step == 7:
+                    run.stop()
+            if where == "epoch" and run.rank == run.world_size - 1 and epoch == 1:
+                run.stop()
+        again = [0 for _ in run.steps(loader)]
+        return {"step": run.step, "epochs": epochs, "again": again, "weight": next(model.parameters()).item()}
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_a_stop_on_one_rank_ends_all_after_the_same_step(tmp_path: Path, world_size: int) -> None:
+    ranks = run_ranks(stop_early, world_size, "step", folder=tmp_path)
+    assert len({(rank["step"], rank["weight"]) for rank in ranks}) == 1
+    assert 8 <= ranks[0]["step"] <= 4000 // (2 * world_size)  # at the latest at the end of the pass
+    assert all(rank["epochs"] == [0] and rank["again"] == [] for rank in ranks)
+
+
+def test_a_stop_between_epochs_ends_before_the_next(tmp_path: Path) -> None:
+    for rank in run_ranks(stop_early, 2, "epoch", folder=tmp_path):
+        assert rank["epochs"] == [0, 1]
+        assert rank["step"] == 2000
+
+
+# Precision.
+
+
+class Probe(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = nn.Linear(4, 16)
+        self.two = nn.Linear(16, 1)
+        self.inside: torch.dtype | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.tanh(self.one(x))
+        self.inside = hidden.dtype
+        return self.two(hidden)
+
+
+def fit(strategy: str, precision: str, batch: int, settings: dict[str, Any]) -> dict[str, Any]:
+    with phalanx.init(strategy=strategy, precision=precision, seed=2, progress=False, **settings) as run:
+        small_scale(run)
+        model = Probe()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 100)
+        x = torch.sin(torch.arange(256.0)).reshape(64, 4)
+        data = TensorDataset(x, x.sum(1, keepdim=True))
+        loader = DataLoader(data, batch_size=batch // run.world_size, shuffle=True)
+        model, optimizer, loader, scheduler = run.prepare(model, optimizer, loader, scheduler)
+        for _ in run.epochs(6):
+            for xb, yb in run.steps(loader):
+                with run.accumulate(model):
+                    out = model(xb)
+                    assert out.dtype == torch.float32
+                    run.backward(nn.functional.mse_loss(out, yb))
+                    norm = run.clip_grad_norm(model, 10.0)
+                    optimizer.step()
+                    scheduler.step()
+                    optimizer.zero_grad()
+        loss = sum(
+            run.reduce(nn.functional.mse_loss(model(xb), yb), weight=len(xb)).item() for xb, yb in run.evaluate(loader)
+        )
+        weights = [full(p) for p in model.parameters()]
+        dtype = (model.module if strategy == "ddp" else model).inside
+        scaler = run._session.gradients.scaler
+        return {
+            "loss": loss,
+            "weights": weights,
+            "inside": dtype,
+            "norm": float(norm),
+            "scale": scaler and scaler.get_scale(),
+        }
+
+
+def small_scale(run: phalanx.Run) -> None:
+    """fp16 without the overflows of the first steps, by which the scaler finds its scale."""
+    scaler = run._session.gradients.scaler
+    if scaler is not None:
+        scaler.load_state_dict({**scaler.state_dict(), "scale": 64.0})
+
+
+def full(tensor: Any) -> Any:
+    return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).detach().cpu().clone()
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_lower_precision(tmp_path: Path, precision: str, accumulate: int) -> None:
+    """The forward runs in it, replicas stay bit-equal, and the loss is the single process's within 1%."""
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[precision]
+    settings = {"accumulate": accumulate}
+    (single,) = run_ranks(fit, 1, "single", precision, 16, settings, folder=tmp_path)
+    (exact,) = run_ranks(fit, 1, "single", "fp32", 16, settings, folder=tmp_path)
+    assert exact["inside"] == torch.float32
+    assert single["loss"] == pytest.approx(exact["loss"], rel=0.05)
+    for strategy in ("ddp", "fsdp"):
+        ranks = run_ranks(fit, 2, strategy, precision, 16, settings, folder=tmp_path)
+        for rank in ranks:
+            assert rank["inside"] == dtype
+            assert rank["loss"] == pytest.approx(single["loss"], rel=0.01)
+            assert rank["norm"] == pytest.approx(single["norm"], rel=0.05)
+            for mine, other in zip(rank["weights"], ranks[0]["weights"], strict=True):
+                assert torch.equal(mine, other)
+
+
+def overflow(strategy: str) -> dict[str, Any]:
+    """One rank's gradient overflows in fp16: no rank may step, the scheduler neither."""
+    with phalanx.init(strategy=strategy, precision="fp16", progress=False) as run:
+        model = nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+        model, optimizer, scheduler, loader = run.prepare(
+            model, optimizer, scheduler, DataLoader(line(6 * run.world_size), batch_size=2)
+        )
+        before = [full(p) for p in model.parameters()]
+        changed = []
+        for batch, (x, y) in enumerate(run.steps(loader)):
+            with run.accumulate(model):
+                loss = nn.functional.mse_loss(model(x / 100), y / 100)
+                if batch == 0 and run.rank == run.world_size - 1:
+                    loss = loss * float("inf")
+                run.backward(loss)
+                optimizer.step()
+                scheduler.step()
+                optimizer.zero_grad()
+            now = [full(p) for p in model.parameters()]
+            changed.append(not all(torch.equal(a, b) for a, b in zip(before, now, strict=True)))
+            before = now
+        return {
+            "changed": changed,
+            "lr": optimizer.param_groups[0]["lr"],
+            "scale": run._session.gradients.scaler.get_scale(),
+        }
+
+
+@BOTH
+def test_an_fp16_overflow_on_one_rank_skips_the_step_on_all(tmp_path: Path, strategy: str, world_size: int) -> None:
+    for rank in run_ranks(overflow, world_size, strategy, folder=tmp_path):
+        assert rank["changed"] == [False, True, True]
+        assert rank["lr"] == pytest.approx(0.1 * 0.5**2)
+        assert rank["scale"] == 65536.0 / 2
+
+
+def copy_of_autocast_model() -> list[float]:
+    """An averaged copy of the weights must run itself, not the original."""
+    with phalanx.init(precision="bf16", progress=False) as run:
+        model = run.prepare(nn.Linear(1, 1, bias=False))
+        twin = copy.deepcopy(model)
+        with torch.no_grad():
+            model.weight.fill_(1.0)
+            twin.weight.fill_(3.0)
+        x = torch.ones(1, 1)
+        return [model(x).item(), twin(x).item()]
+
+
+def test_a_deep_copy_runs_its_own_weights(tmp_path: Path) -> None:
+    assert run_ranks(copy_of_autocast_model, 1, folder=tmp_path) == [[1.0, 3.0]]
+
+
+# Gradient weights, accumulation, learning rates.
+
+
+def token_weights(strategy: str, accumulate: int, precision: str) -> dict[str, Any]:
+    """Sequences of unequal length: the loss is a mean over tokens, so ranks weigh by tokens."""
+    with phalanx.init(strategy=strategy, accumulate=accumulate, precision=precision, progress=False) as run:
+        small_scale(run)
+        torch.manual_seed(0)
+        model = nn.Linear(3, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        x = torch.sin(torch.arange(8 * 5 * 3.0)).reshape(8, 5, 3)
+        lengths = torch.tensor([1, 5, 2, 4, 3, 5, 1, 2])
+        data = TensorDataset(x, lengths)
+        model, optimizer, loader = run.prepare(
+            model, optimizer, DataLoader(data, batch_size=8 // run.world_size // accumulate)
+        )
+        for xb, nb in run.steps(loader):
+            with run.accumulate(model):
+                mask = torch.arange(5) < nb[:, None]
+                loss = (model(xb).squeeze(-1)[mask] - 1.0).square().mean()
+                run.backward(loss, weight=mask.sum())
+                norm = run.clip_grad_norm(model, 1e9)
+                optimizer.step()
+                optimizer.zero_grad()
+        return {"weights": [full(p) for p in model.parameters()], "norm": float(norm), "steps": run.step}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "world_size", "accumulate", "precision"),
+    [
+        ("single", 1, 1, "fp32"),
+        ("single", 1, 4, "fp32"),
+        ("ddp", 2, 2, "fp32"),
+        ("fsdp", 2, 1, "fp32"),
+        ("ddp", 2, 1, "fp16"),
+    ],
+)
+def test_explicit_weights_give_the_mean_over_all_tokens(
+    tmp_path: Path, strategy: str, world_size: int, accumulate: int, precision: str
+) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(3, 1)
+    x = torch.sin(torch.arange(8 * 5 * 3.0)).reshape(8, 5, 3)
+    mask = torch.arange(5) < torch.tensor([1, 5, 2, 4, 3, 5, 1, 2])[:, None]
+    (model(x).squeeze(-1)[mask] - 1.0).square().mean().backward()
+    norm = nn.utils.clip_grad_norm_(model.parameters(), 1e9)
+    expected = [p.detach() - 0.5 * p.grad for p in model.parameters()]
+    close = {"rtol": 1e-5, "atol": 1e-6} if precision == "fp32" else {"rtol": 1e-2, "atol": 1e-3}
+    for rank in run_ranks(token_weights, world_size, strategy, accumulate, precision, folder=tmp_path):
+        assert rank["steps"] == 1
+        for got, want in zip(rank["weights"], expected, strict=True):
+            torch.testing.assert_close(got, want, **close)
+        assert rank["norm"] == pytest.approx(float(norm), rel=2e-2 if precision == "fp16" else 1e-4)
+
+
+def learning_rates(rule: str) -> list[float]:
+    """The rate that each step used: SGD on a constant gradient of 1 moves the weight by it."""
+    with phalanx.init(progress=False, lr_scaling={"rule": rule, "warmup_steps": 2}) as run:
+        model = nn.Linear(1, 1, bias=False)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.125)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3, gamma=0.5)
+        model, optimizer, scheduler, loader = run.prepare(
+            model, optimizer, scheduler, DataLoader(TensorDataset(torch.ones(5 * run.world_size, 1)), batch_size=1)
+        )
+        rates = []
+        for (x,) in run.steps(loader):
+            before = float(next(model.parameters()))
+            run.backward(model(x).mean())
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+            rates.append(before - float(next(model.parameters())))
+        assert optimizer.param_groups[0]["lr"] == 0.125 * 0.5
+        return rates
+
+
+@pytest.mark.parametrize(("rule", "factor"), [("none", 1.0), ("linear", 4.0), ("sqrt", 2.0)])
+def test_learning_rate_scaling(tmp_path: Path, rule: str, factor: float) -> None:
+    schedule = [0.125, 0.125, 0.125, 0.0625, 0.0625]
+    ramp = [1.0, (1 + factor) / 2, factor, factor, factor]
+    for rates in run_ranks(learning_rates, 4, rule, folder=tmp_path):
+        assert rates == pytest.approx([a * b for a, b in zip(schedule, ramp, strict=True)], rel=1e-5)
+
+
+# Preparing.
+
+
+def same_weights_and_other_dropout(strategy: str) -> dict[str, Any]:
+    with phalanx.init(strategy=strategy, seed=3, progress=False) as run:
+        model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+        if run.rank == 1:
+            with torch.no_grad():
+                model[0].weight.add_(1.0)
+                model[1].running_mean.add_(7.0)
+        shared = torch.rand(1).item()
+        model = run.prepare(model)
+        return {
+            "state": {k.removeprefix("module."): full(v) for k, v in model.state_dict().items()},
+            "shared": shared,
+            "own": torch.rand(1).item(),
+        }
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_prepare_gives_all_ranks_rank_0s_weights_and_their_own_randomness(tmp_path: Path, strategy: str) -> None:
+    first, second = run_ranks(same_weights_and_other_dropout, 2, strategy, folder=tmp_path)
+    assert first["state"]["1.running_mean"].eq(0).all()
+    for key, value in first["state"].items():
+        assert torch.equal(value, second["state"][key])
+    assert first["shared"] == second["shared"]
+    assert first["own"] != second["own"]
+    assert run_ranks(same_weights_and_other_dropout, 2, strategy, folder=tmp_path)[1]["own"] == second["own"]
+
+
+def _nested(run: phalanx.Run) -> None:
+    loader = run.prepare(DataLoader(line(4)))
+    for _ in run.steps(loader):
+        next(iter(run.steps(loader)))
+
+
+def _mixed_weights(run: phalanx.Run, model: nn.Module) -> None:
+    run.backward(model(torch.ones(1, 1)).sum(), weight=1)
+    run.backward(model(torch.ones(1, 1)).sum())
+
+
+MISTAKES: dict[str, Callable[[phalanx.Run, nn.Module, torch.optim.Optimizer], Any]] = {
+    "": lambda run, model, optimizer: None,
+    "few": lambda run, model, optimizer: run.prepare(model, optimizer, DataLoader(line(1))),
+    "few shuffled": lambda run, model, optimizer: run.prepare(DataLoader(line(1), shuffle=True)),
+    "number": lambda run, model, optimizer: run.prepare(model, 3),
+    "no model": lambda run, model, optimizer: run.prepare(optimizer),
+    "twice": lambda run, model, optimizer: run.prepare(run.prepare(model)),
+    "raw loader": lambda run, model, optimizer: next(iter(run.steps(DataLoader(line(4))))),
+    "nested": lambda run, model, optimizer: _nested(run),
+    "second init": lambda run, model, optimizer: phalanx.init(),
+    "log": lambda run, model, optimizer: run.log({"x": "text"}),
+    "src": lambda run, model, optimizer: run.broadcast(1, src=5),
+    "op": lambda run, model, optimizer: run.reduce(1, op="median"),  # type: ignore[arg-type]
+    "wrap": lambda run, model, optimizer: run.prepare(nn.Sequential(nn.Linear(1, 1))),
+    "mixed weights": lambda run, model, optimizer: _mixed_weights(run, model),
+}
+
+
+def error_with(mistake: str, settings: dict[str, Any]) -> tuple[str, str]:
+    try:
+        with phalanx.init(progress=False, **settings) as run:
+            model = nn.Linear(1, 1)
+            MISTAKES[mistake](run, model, torch.optim.SGD(model.parameters(), lr=0.1))
+    except PhalanxError as error:
+        return type(error).__name__, str(error)
+    return "", "no error"
+
+
+ERRORS: list[tuple[str, int, dict[str, Any], type[PhalanxError], list[str]]] = [
+    ("few", 2, {}, DataError, ["1 samples", "2 ranks"]),
+    ("few shuffled", 3, {}, DataError, ["1 samples", "3 ranks"]),
+    ("number", 1, {}, UsageError, ["'int'", "position 1", "DataLoader"]),
+    ("no model", 1, {}, UsageError, ["SGD", "no prepared model"]),
+    ("twice", 1, {}, UsageError, ["Linear", "second time"]),
+    ("raw loader", 1, {}, UsageError, ["DataLoader", "run.prepare()"]),
+    ("nested", 1, {}, UsageError, ["inside another"]),
+    ("second init", 1, {}, UsageError, ["twice", "phalanx.current()"]),
+    ("log", 1, {}, UsageError, ["'text'", "'x'", "number"]),
+    ("src", 1, {}, UsageError, ["src=5", "0 to 0"]),
+    ("op", 1, {}, UsageError, ["median", "mean, sum, min or max"]),
+    ("mixed weights", 1, {}, UsageError, ["weight"]),
+    ("", 2, {"strategy": "single"}, PlanError, ["single", "world size is 2"]),
+    ("", 2, {"strategy": "fsdp", "fsdp": {"replicate": 3}}, ConfigError, ["fsdp.replicate=3", "world size 2"]),
+    ("wrap", 1, {"strategy": "fsdp", "fsdp": {"wrap": "Linaer"}}, ConfigError, ["Linaer", "Did you mean 'Linear'"]),
+    ("", 1, {"strategy": "dpp"}, ConfigError, ["dpp", "single", "ddp", "fsdp", "Did you mean 'ddp'"]),
+    ("", 1, {"precison": "bf16"}, ConfigError, ["precison", "precision"]),
+    ("", 2, {"backend": "nccl"}, PlanError, ["nccl", "cpu", "gloo"]),
+    ("", 1, {"device": "cuda"}, PlanError, ["cuda", "--device cpu"]),
+]
+
+
+@pytest.mark.parametrize(
+    ("make", "world_size", "settings", "kind", "words"), ERRORS, ids=[f"{e[0] or e[2]}" for e in ERRORS]
+)
+def test_bad_use_is_a_clear_error_on_every_rank(
+    tmp_path: Path, make: str, world_size: int, settings: dict[str, Any], kind: type[PhalanxError], words: list[str]
+) -> None:
+    if settings.get("device") == "cuda" and torch.cuda.is_available():
+        pytest.skip("this machine has CUDA devices, and the error is for those without")
+    for name, message in run_ranks(error_with, world_size, make, settings, folder=tmp_path, timeout=60):
+        assert name == kind.__name__, message
+        for word in words:
+            assert word in message
+
+
+def no_current() -> str:
+    try:
+        phalanx.current()
+    except UsageError as error:
+        return str(error)
+    return "no error"
+
+
+def test_current_without_a_run(tmp_path: Path) -> None:
+    assert "phalanx.init()" in run_ranks(no_current, 1, folder=tmp_path)[0]
+
+
+# Iterable data.
+
+
+class Stream(IterableDataset):
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __iter__(self) -> Any:
+        return iter(range(self.size))
+
+
+def stream(size: int, workers: int, batch: int) -> dict[str, Any]:
+    with phalanx.init(progress=False) as run:
+        model = nn.Linear(1, 1, bias=False)
+        with torch.no_grad():
+            model.weight.zero_()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        model, optimizer, loader = run.prepare(
+            model, optimizer, DataLoader(Stream(size), batch_size=batch, num_workers=workers)
+        )
+        ids, moves = [], []
+        for x in run.steps(loader):
+            before = float(next(model.parameters()))
+            run.backward(-model(x[:, None].float()).mean())
+            optimizer.step()
+            optimizer.zero_grad()
+            moves.append(float(next(model.parameters())) - before)
+            if run._session.gradients.micro.local:
+                ids += x.tolist()
+        seen = [i for x in run.evaluate(loader) for i in x.tolist()]
+        return {"ids": ids, "moves": moves, "seen": seen, "step": run.step}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("size", [1, 7, 8])
+def test_iterable_data_is_seen_once(tmp_path: Path, size: int, workers: int) -> None:
+    """Over 2 ranks and their workers; unequal counts neither hang nor lose data, nor bend the gradient."""
+    ranks = run_ranks(stream, 2, size, workers, 2, folder=tmp_path)
+    for part in ("ids", "seen"):
+        assert sorted(i for rank in ranks for i in rank[part]) == list(range(size))
+    assert ranks[0]["step"] == ranks[1]["step"]
+    assert ranks[0]["moves"] == pytest.approx(ranks[1]["moves"])
+
+
+def test_an_uneven_iterable_step_is_the_mean_over_its_samples(tmp_path: Path) -> None:
+    """7 items dealt in turn to 2 ranks, in batches of 4: one step of 4 + 3 samples, whose mean is 3."""
+    for rank in run_ranks(stream, 2, 7, 0, 4, folder=tmp_path):
+        assert rank["moves"] == pytest.approx([3.0])
+
+
+# Shuffling and augmentation.
+
+
+class Augmented(Dataset):
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, index: int) -> tuple[int, float, float, float]:
+        import random
+
+        import numpy as np
+
+        return index, torch.rand(()).item(), float(np.random.rand()), random.random()
+
+
+def draws(workers: int, batch: int) -> list[list[tuple[Any, ...]]]:
+    with phalanx.init(seed=7, progress=False) as run:
+        loader = run.prepare(DataLoader(Augmented(), batch_size=batch, shuffle=True, num_workers=workers))
+        return [
+            [tuple(v.item() for v in row) for b in run.steps(loader) for row in zip(*b, strict=True)] for _ in range(2)
+        ]
+
+
+def test_epochs_and_ranks_differ_and_a_rerun_does_not(tmp_path: Path) -> None:
+    ranks = run_ranks(draws, 2, 1, 4, folder=tmp_path)
+    again = run_ranks(draws, 2, 1, 4, folder=tmp_path)
+    (alone,) = run_ranks(draws, 1, 0, 8, folder=tmp_path)
+    assert ranks == again
+    for epoch in (0, 1):
+        merged = [row for rank in ranks for row in rank[epoch]]
+        assert sorted(row[0] for row in merged) == list(range(16))
+        assert len({row[1:] for row in merged}) == 16
+        assert sorted(merged) == sorted(alone[epoch])  # whatever the workers and the world size
+    order = [[row[0] for row in rank[epoch]] for rank in ranks for epoch in (0, 1)]
+    assert order[0] != order[1]
+    assert order[2] != order[3]
+    assert not {row[1:] for row in ranks[0][0]} & {row[1:] for row in ranks[0][1]}  # new augmentation each epoch
+
+
+# Run directory, records, log.
+
+
+def one_folder(delay: float) -> dict[str, Any]:
+    if os.environ["RANK"] == "1":
+        time.sleep(delay)
+    with phalanx.init(progress=False, run_root="out/${now:%H%M%S}", checkpoint={"keep": 1}) as run:
+        model = nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model, optimizer, loader = run.prepare(model, optimizer, DataLoader(line(6), batch_size=1))
+        for x, y in run.steps(loader):
+            run.backward(nn.functional.mse_loss(model(x), y))
+            optimizer.step()
+            optimizer.zero_grad()
+        run.log({"loss": torch.tensor(1.5), "best": 2})
+        return {"dir": str(run.run_dir), "params": run.config.run_root}
+
+
+def test_all_ranks_share_one_folder_whatever_the_clock_says(tmp_path: Path) -> None:
+    first, second = run_ranks(one_folder, 2, 2.0, folder=tmp_path)
+    assert first == second
+    assert len(list(tmp_path.glob("out/*/*/*"))) == 1
+
+
+def test_records_and_logs_of_each_rank(tmp_path: Path) -> None:
+    ranks = run_ranks(one_folder, 2, 0.0, folder=tmp_path)
+    run_dir = Path(ranks[0]["dir"])
+    records = read_records(run_dir)
+    for rank in (0, 1):
+        mine = [record for record in records if record.rank == rank]
+        assert isinstance(mine[0], Start)
+        assert (mine[0].world_size, mine[0].strategy, mine[0].local_rank) == (2, "ddp", rank)
+        steps = [record for record in mine if isinstance(record, Step)]
+        assert [(s.step, s.samples) for s in steps] == [(1, 1), (2, 1), (3, 1)]
+        assert all(0 <= s.wait <= s.seconds for s in steps)
+        assert isinstance(mine[-1], Exit)
+        assert mine[-1].exception == ""
+        log = (run_dir / "logs" / f"{rank}.log").read_text()
+        assert log.count(f"rank {rank} of 2") == 1
+        assert "done after" in log
+    metric = [json.loads(text) for text in (run_dir / "records" / "0.1.jsonl").read_text().splitlines()]
+    assert [m["values"] for m in metric if m["kind"] == "metric"] == [{"loss": 1.5, "best": 2}]
+    assert "metric" not in (run_dir / "records" / "1.1.jsonl").read_text()
+
+
+def killed() -> None:
+    run = phalanx.init(progress=False, name="killed")
+    loader = run.prepare(DataLoader(line(6), batch_size=1))
+    for _ in run.steps(loader):
+        if run.step == 3:
+            os.kill(os.getpid(), 9)
+
+
+def test_a_killed_run_leaves_readable_records(tmp_path: Path) -> None:
+    from tests.dist.harness import RankFailed
+
+    with pytest.raises(RankFailed):
+        run_ranks(killed, 1, folder=tmp_path)
+    (run_dir,) = tmp_path.glob("runs/killed/*")
+    with (run_dir / "records" / "0.1.jsonl").open("a") as file:
+        file.write('{"v": 1, "kind": "step", "ti')  # what a write cut off by a full disk leaves
+    assert [r.step for r in read_records(run_dir) if isinstance(r, Step)] == [1, 2, 3]
+
+
+def tracked() -> str:
+    with phalanx.init(progress=False, trackers=["csv"]) as run:
+        run.log({"loss": 0.5}, step=3)
+        run.log({"loss": 0.25, "lr": 1e-3}, step=4)
+    return str(run.run_dir)
+
+
+def test_the_csv_tracker_writes_once(tmp_path: Path) -> None:
+    run_dir, other = run_ranks(tracked, 2, folder=tmp_path)
+    assert run_dir == other
+    text = (Path(run_dir) / "metrics.csv").read_text()
+    assert text.split() == ["step,name,value", "3,loss,0.5", "4,loss,0.25", "4,lr,0.001"]
+
+
+def joined() -> float:
+    """A loop of the user's own over uneven inputs, by torch's Join: no hang."""
+    with phalanx.init(progress=False) as run:
+        model = nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model, optimizer = run.prepare(model, optimizer)
+        with run.join(model):
+            for _ in range(2 + 3 * run.rank):
+                run.backward(model(torch.ones(1, 1)).sum())
+                optimizer.step()
+        return next(model.parameters()).item()
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_join(tmp_path: Path, world_size: int) -> None:
+    assert len(set(run_ranks(joined, world_size, folder=tmp_path))) == 1
+
+
+def hybrid() -> list[Any]:
+    with phalanx.init(strategy="fsdp", fsdp={"replicate": 2, "wrap": "size:10"}, progress=False) as run:
+        model = run.prepare(nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2)))
+        return [tuple(p.device_mesh.shape) for p in model.parameters()] + [type(m).__name__ for m in model]
+
+
+def test_hsdp_mesh_and_wrapping_by_size(tmp_path: Path) -> None:
+    for rank in run_ranks(hybrid, 4, folder=tmp_path):
+        assert rank == [(2, 2)] * 4 + ["FSDPLinear", "FSDPLinear"]
