@@ -166,6 +166,14 @@ def test_the_environment_holds_the_users_own_variables_above_ours():
     assert made.in_run_dir("/r/1").environment["PHALANX_RUN_DIR"] == "/r/1"
 
 
+@pytest.mark.parametrize(
+    ("overrides", "gpus", "told"), [([], 0, "true"), (["device=cpu"], 2, "true"), ([], 2, None), (["nodes=2"], 0, None)]
+)
+def test_accelerate_hears_of_the_cpu_only_where_that_is_the_device(overrides, gpus, told):
+    """It makes each rank a run of its own on a CPU that it wasn't told of, and would ignore GPUs otherwise."""
+    assert plan(*overrides, gpus=gpus).environment.get("ACCELERATE_USE_CPU") == told
+
+
 def test_a_single_process_is_told_that_it_is_rank_0_of_1():
     """An srun or mpirun around the command must not make it a rank of theirs."""
     environment = plan("env.A=1").environment

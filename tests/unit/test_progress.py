@@ -1,0 +1,80 @@
+"""The progress bar, and what is printed while it is drawn."""
+
+import io
+import logging
+import sys
+
+import pytest
+
+from phalanx.run.progress import Progress
+from phalanx.run.setup import _Terminal
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.fixture
+def streams(monkeypatch):
+    """stdout into a file, stderr on a terminal; a test may make stdout one as well."""
+    monkeypatch.setenv("TERM", "xterm")
+    for name in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    return monkeypatch
+
+
+def draw(steps=3, shown=True):
+    progress = Progress(shown)
+    progress.start("epoch 4", steps)
+    for step in range(steps):
+        print(f"step {step}")
+        logging.getLogger("test").handle(logging.makeLogRecord({"msg": "a line of the log"}))
+        progress.advance()
+    progress.stop()
+
+
+def test_a_file_gets_all_that_is_printed_to_it(streams):
+    stdout, stderr = sys.stdout, sys.stderr
+    draw()
+    assert stdout.getvalue() == "step 0\nstep 1\nstep 2\n"
+    assert "epoch 4" in stderr.getvalue()
+    assert "3/3" in stderr.getvalue()
+    assert (sys.stdout, sys.stderr) == (stdout, stderr)
+
+
+def test_lines_go_above_the_bar_on_a_terminal(streams):
+    """Each begins a line of its own, once what the bar had drawn there is erased."""
+    streams.setattr(sys, "stdout", Terminal())
+    logger, handler = logging.getLogger("test"), _Terminal()
+    logger.addHandler(handler)
+    stdout, stderr = sys.stdout, sys.stderr
+    try:
+        draw()
+    finally:
+        logger.removeHandler(handler)
+    assert stdout.getvalue() == ""
+    shown = stderr.getvalue()
+    for text in ("step 0", "step 1", "step 2"):
+        assert f"\x1b[2K{text}\n" in shown
+    assert shown.count("\x1b[2Ka line of the log\n") == 3
+
+
+def test_the_cursor_stays_visible_as_a_killed_rank_could_not_bring_it_back(streams):
+    stderr = sys.stderr
+    progress = Progress(True)
+    progress.start("epoch 0", 2)
+    progress.advance()
+    shown = stderr.getvalue()
+    progress.stop()
+    assert shown.rfind("\x1b[?25h") > shown.rfind("\x1b[?25l")
+
+
+@pytest.mark.parametrize("shown", [True, False])
+def test_nothing_is_drawn_into_a_file_or_by_other_ranks(streams, shown):
+    if shown:
+        streams.setattr(sys, "stderr", io.StringIO())
+    draw(shown=shown)
+    assert sys.stderr.getvalue() == ""
