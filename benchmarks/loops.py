@@ -185,11 +185,10 @@ def main(name: str, out: str) -> None:
     case = CASES[name]
     torch.set_num_threads(1)
     reader = draw_to_a_terminal() if case.drawn else None
-    with tempfile.TemporaryDirectory() as folder:
-        with phalanx.init(progress=case.drawn, run_root=folder) as run:
-            blocks = measure(case, run)
-            if run.is_main:
-                Path(out).write_text(json.dumps({"case": asdict(case), "blocks": blocks}))
+    with tempfile.TemporaryDirectory() as folder, phalanx.init(progress=case.drawn, run_root=folder) as run:
+        blocks = measure(case, run)
+        if run.is_main:
+            Path(out).write_text(json.dumps({"case": asdict(case), "blocks": blocks}))
     if reader is not None:
         sys.stderr.close()
         sys.stderr = sys.__stderr__

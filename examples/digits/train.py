@@ -29,6 +29,15 @@ def network():
     )  # fmt: skip
 
 
+def accuracy(run, model, loader):
+    """The share of all ranks' images whose class the model names."""
+    right = rows = 0
+    for images, labels in run.evaluate(loader):
+        right += (model(images).argmax(dim=1) == labels).sum().item()
+        rows += len(labels)
+    return run.reduce(right, op="sum") / run.reduce(rows, op="sum")
+
+
 def main():
     parser = phalanx.ArgumentParser(description=__doc__)
     parser.add_argument("--epochs", type=int, default=15)
@@ -55,16 +64,12 @@ def main():
                     optimizer.step()
                     optimizer.zero_grad()
             scheduler.step()
+            run.log({"accuracy": accuracy(run, model, test)})
 
-            right = rows = 0
-            for images, labels in run.evaluate(test):
-                right += (model(images).argmax(dim=1) == labels).sum().item()
-                rows += len(labels)
-            accuracy = run.reduce(right, op="sum") / run.reduce(rows, op="sum")
-            run.log({"loss": loss, "accuracy": accuracy})
+        final = accuracy(run, model, test)  # a resumed run may have no epoch left to do
 
     run.print(f"run directory {run.run_dir}")
-    run.print(f"test accuracy {accuracy:.4f}")
+    run.print(f"test accuracy {final:.4f}")
 
 
 if __name__ == "__main__":

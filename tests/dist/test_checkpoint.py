@@ -6,6 +6,7 @@ import json
 import os
 import random
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,30 @@ def train(
         "draws": draws,
         "dir": str(run.run_dir),
     }
+
+
+def one_epoch(resume: str | None) -> tuple[int, int, list[float]]:
+    """Steps taken here, the scheduler's count, and the learning rates; a warning is an error."""
+    warnings.simplefilter("error")
+    with phalanx.init(name="net", progress=False, checkpoint={"every_steps": 7}, resume=resume) as run:
+        model, optimizer, loader, scheduler = prepared(run)
+        steps = 0
+        for _ in run.epochs(1):
+            for x, y, _ in run.steps(loader):
+                run.backward(nn.functional.mse_loss(model(x), y))
+                optimizer.step()
+                optimizer.zero_grad()
+                steps += 1
+            scheduler.step()
+        return steps, scheduler.last_epoch, [group["lr"] for group in optimizer.param_groups]
+
+
+def test_a_checkpoint_at_an_epochs_last_step_leaves_only_the_rest_of_that_epoch(tmp_path: Path) -> None:
+    """What comes after its steps, such as a scheduler's step, is still to be done, and quietly."""
+    (first,) = run_ranks(one_epoch, 1, None, folder=tmp_path)
+    assert first[:2] == (7, 1)
+    (resumed,) = run_ranks(one_epoch, 1, "latest", folder=tmp_path)
+    assert resumed == (0, *first[1:])
 
 
 def assert_same(a: dict[str, Any], b: dict[str, Any], exact: bool) -> None:

@@ -15,29 +15,29 @@ class Terminal(io.StringIO):
         return True
 
 
-@pytest.fixture
-def streams(monkeypatch):
-    """stdout into a file, stderr on a terminal; a test may make stdout one as well."""
+def streams(monkeypatch, stdout=io.StringIO, stderr=Terminal):
+    """New stdout and stderr; by default stdout is a file, and stderr a terminal."""
     monkeypatch.setenv("TERM", "xterm")
     for name in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(sys, "stdout", io.StringIO())
-    monkeypatch.setattr(sys, "stderr", Terminal())
-    return monkeypatch
+    monkeypatch.setattr(sys, "stdout", stdout())
+    monkeypatch.setattr(sys, "stderr", stderr())
+    return sys.stdout, sys.stderr
 
 
-def draw(steps=3, shown=True):
+def draw(shown=True, log=None):
     progress = Progress(shown)
-    progress.start("epoch 4", steps)
-    for step in range(steps):
+    progress.start("epoch 4", 3)
+    for step in range(3):
         print(f"step {step}")
-        logging.getLogger("test").handle(logging.makeLogRecord({"msg": "a line of the log"}))
+        if log is not None:
+            log.handle(logging.makeLogRecord({"msg": "a line of the log"}))
         progress.advance()
     progress.stop()
 
 
-def test_a_file_gets_all_that_is_printed_to_it(streams):
-    stdout, stderr = sys.stdout, sys.stderr
+def test_a_file_gets_all_that_is_printed_to_it(monkeypatch):
+    stdout, stderr = streams(monkeypatch)
     draw()
     assert stdout.getvalue() == "step 0\nstep 1\nstep 2\n"
     assert "epoch 4" in stderr.getvalue()
@@ -45,16 +45,10 @@ def test_a_file_gets_all_that_is_printed_to_it(streams):
     assert (sys.stdout, sys.stderr) == (stdout, stderr)
 
 
-def test_lines_go_above_the_bar_on_a_terminal(streams):
+def test_lines_go_above_the_bar_on_a_terminal(monkeypatch):
     """Each begins a line of its own, once what the bar had drawn there is erased."""
-    streams.setattr(sys, "stdout", Terminal())
-    logger, handler = logging.getLogger("test"), _Terminal()
-    logger.addHandler(handler)
-    stdout, stderr = sys.stdout, sys.stderr
-    try:
-        draw()
-    finally:
-        logger.removeHandler(handler)
+    stdout, stderr = streams(monkeypatch, stdout=Terminal)
+    draw(log=_Terminal())
     assert stdout.getvalue() == ""
     shown = stderr.getvalue()
     for text in ("step 0", "step 1", "step 2"):
@@ -62,8 +56,8 @@ def test_lines_go_above_the_bar_on_a_terminal(streams):
     assert shown.count("\x1b[2Ka line of the log\n") == 3
 
 
-def test_the_cursor_stays_visible_as_a_killed_rank_could_not_bring_it_back(streams):
-    stderr = sys.stderr
+def test_the_cursor_stays_visible_as_a_killed_rank_could_not_bring_it_back(monkeypatch):
+    _, stderr = streams(monkeypatch)
     progress = Progress(True)
     progress.start("epoch 0", 2)
     progress.advance()
@@ -73,8 +67,7 @@ def test_the_cursor_stays_visible_as_a_killed_rank_could_not_bring_it_back(strea
 
 
 @pytest.mark.parametrize("shown", [True, False])
-def test_nothing_is_drawn_into_a_file_or_by_other_ranks(streams, shown):
-    if shown:
-        streams.setattr(sys, "stderr", io.StringIO())
+def test_nothing_is_drawn_into_a_file_or_by_other_ranks(monkeypatch, shown):
+    _, stderr = streams(monkeypatch, stderr=io.StringIO if shown else Terminal)
     draw(shown=shown)
-    assert sys.stderr.getvalue() == ""
+    assert stderr.getvalue() == ""

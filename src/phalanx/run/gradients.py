@@ -173,6 +173,8 @@ class OptimizerProxy(Optimizer):
     @steps.setter
     def steps(self, count: int) -> None:
         self._steps = count
+        # Else torch's schedulers would warn that it hasn't stepped yet, which a resumed optimizer has.
+        self.optimizer._opt_called = count > 0  # type: ignore[attr-defined]
 
     # Optimizer's own attributes, which torch's schedulers and scaler read and write.
     @property
