@@ -94,6 +94,11 @@ class LaunchPlan:
         return json.dumps(self.as_dict(), indent=1)
 
 
+def run_name(config: JobConfig, script: str) -> str:
+    """The folder, under the run root, of this script's runs."""
+    return config.name or PurePath(script).stem or "run"
+
+
 def make_plan(config: JobConfig, facts: Facts, script: str, args: tuple[str, ...]) -> LaunchPlan:
     """Decide everything that can be known before a launch.
 
@@ -114,7 +119,7 @@ def make_plan(config: JobConfig, facts: Facts, script: str, args: tuple[str, ...
     if isinstance(config.num_workers, int):
         workers = config.num_workers
     plan = LaunchPlan(
-        name=config.name or PurePath(script).stem or "run",
+        name=run_name(config, script),
         script=script,
         args=args,
         strategy=strategy,

@@ -180,3 +180,17 @@ def test_a_script_that_cannot_be_read_is_named(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may read anything
     assert main(["run", "s.py"]) == 2
     assert "script 's.py' can't be read" in capsys.readouterr().err
+
+
+def test_a_resumed_run_keeps_its_settings_where_none_are_given_anew(tmp_path, capsys):
+    run_dir = tmp_path / "runs" / "train" / "20260101-000000-aaaa"
+    run_dir.mkdir(parents=True)
+    (run_dir / "config.yaml").write_text("nproc_per_node: 3\nstrategy: fsdp\nenv: {A: '1'}\n")
+    assert main(["plan", "--json", "--resume", "latest", "train.py"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert (plan["nproc_per_node"], plan["strategy"], plan["environment"]["A"]) == (3, "fsdp", "1")
+    assert main(["plan", "--json", "--resume", "latest", "--nproc", "2", "train.py"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert (plan["nproc_per_node"], plan["strategy"]) == (2, "fsdp")
+    assert main(["plan", "--resume", "latest", "other.py"]) == 2
+    assert "no run 'latest' to resume" in capsys.readouterr().err

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 
 from ..config import Loaded, load_config
+from ..config.saved import CONFIG_FILE
 from ..facts import gather
-from ..plan import LaunchPlan, make_plan
+from ..plan import LaunchPlan, make_plan, run_name
+from ..rundir import find_run_dir
 from .options import Scanned, require_script
 
 OPTIONS = """\
@@ -28,7 +30,12 @@ options (before SCRIPT; what follows it is the script's own, untouched):
 
 
 def plan_of(scanned: Scanned, command: str) -> tuple[LaunchPlan, Loaded]:
-    """Settings and facts of this machine → plan."""
+    """Settings and facts of this machine → plan. A resumed run keeps its settings where none are given anew."""
     script = require_script(scanned, command)
     loaded = load_config(scanned.files, scanned.overrides, os.environ)
+    config = loaded.config
+    if config.resume is not None:
+        before = find_run_dir(config.run_root, run_name(config, script), config.resume) / CONFIG_FILE
+        if before.exists():
+            loaded = load_config((before, *scanned.files), scanned.overrides, os.environ)
     return make_plan(loaded.config, gather(os.environ), script, scanned.args), loaded

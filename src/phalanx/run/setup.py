@@ -172,9 +172,10 @@ def _start(strategy: Strategy, loaded: Loaded) -> Run:
     )
     writer.write(start)
     log.info(
-        "rank %d of %d on %s: node %d, local rank %d, %s, strategy %s, precision %s, pid %d, torch %s, ranks from %s",
+        "rank %d of %d on %s: node %d, local rank %d, %s, strategy %s, precision %s, pid %d, torch %s, %s",
         comm.rank, comm.world_size, start.host, start.node_rank, start.local_rank, start.device,
-        start.strategy, shared.loaded.config.precision, start.pid, start.versions["torch"], topology.source,
+        start.strategy, shared.loaded.config.precision, start.pid, start.versions["torch"],
+        "not launched" if topology.source == "single" else f"launched by {topology.source}",
     )  # fmt: skip
     if comm.rank == 0 and "PHALANX_RUN_DIR" not in os.environ:  # else the command has said so
         log.info("run directory: %s", shared.run_dir)

@@ -1,0 +1,146 @@
+"""Speed and memory of Phalanx, as ratios and figures of one run: `make bench`.
+
+    python benchmarks/run.py [--json FILE]
+
+Prints a table with each target; the exit code says only whether the benchmarks could run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+BIN = Path(sys.executable).parent
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+
+from stats import estimate  # noqa: E402
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of the table; `ok` is None where there is no target."""
+
+    what: str
+    figure: str
+    target: str
+    ok: bool | None
+
+
+def cpu_of(command: list[str]) -> float:
+    """CPU seconds, user and system, of a command and what it starts."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=ROOT)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def peak_mib_of(command: list[str]) -> float:
+    """Largest resident memory of a command, in MiB, asked of a process that starts nothing else."""
+    code = (
+        "import resource, subprocess, sys; subprocess.run(sys.argv[1:], check=True, stdout=subprocess.DEVNULL);"
+        "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *command], check=True, capture_output=True, text=True, cwd=ROOT)
+    return int(done.stdout) / 1024
+
+
+def imports_torch(command: list[str]) -> bool:
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", *command], check=True, capture_output=True, text=True, cwd=ROOT
+    )
+    return any(line.rpartition("|")[2].strip() == "torch" for line in done.stderr.splitlines())
+
+
+def command_line() -> list[Line]:
+    """The command's own cost, in turns with torchrun's."""
+    phalanx, torchrun, script = str(BIN / "phalanx"), str(BIN / "torchrun"), "examples/digits/train.py"
+    plan = ["plan", "--nproc", "2", script]
+    large = ["plan", "--json", "-j", "10000x8", "--launcher", "srun", "cpus_per_task=8", script]
+    times: dict[str, list[float]] = {"help": [], "torchrun": [], "plan": [], "large": []}
+    for _ in range(7):
+        times["help"].append(cpu_of([phalanx, "--help"]))
+        times["torchrun"].append(cpu_of([torchrun, "--help"]))
+        times["plan"].append(cpu_of([phalanx, *plan]))
+        times["large"].append(cpu_of([phalanx, *large]))
+    median = {name: statistics.median(values) for name, values in times.items()}
+    ratio = median["help"] / median["torchrun"]
+    memory = peak_mib_of([phalanx, *large])
+    torch = [" ".join(words[:1]) for words in (["--help"], plan) if imports_torch(["-m", "phalanx", *words])]
+    return [
+        Line("phalanx --help, CPU", f"{median['help']:.3f} s", "≤ 0.20 s", median["help"] <= 0.20),
+        Line("… as a share of torchrun --help", f"{ratio:.3f}", "≤ 0.100", ratio <= 0.1),
+        Line("phalanx plan, CPU", f"{median['plan']:.3f} s", "≤ 0.40 s", median["plan"] <= 0.40),
+        Line("of these, import torch", ", ".join(torch) or "none", "none", not torch),
+        Line("phalanx plan, 10,000 nodes × 8, CPU", f"{median['large']:.3f} s", "≤ 1 s", median["large"] <= 1),
+        Line("… peak memory", f"{memory:.0f} MiB", "≤ 300 MB", memory * 1.048576 <= 300),
+    ]
+
+
+def blocks_of(case: str, ranks: int = 1) -> list[dict[str, float]]:
+    """The paired blocks of benchmarks/loops.py, in a process of their own."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "blocks.json"
+        start = [sys.executable]
+        if ranks > 1:
+            start += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+        environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+        subprocess.run(
+            [*start, str(HERE / "loops.py"), case, str(out)],
+            check=True, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        blocks: list[dict[str, float]] = json.loads(out.read_text())["blocks"]
+        return blocks
+
+
+def overhead(what: str, case: str, target: float | None, ranks: int = 1) -> list[Line]:
+    """The API's time over the hand-written loop's, as the median ratio of the blocks."""
+    blocks, lines = blocks_of(case, ranks), []
+    for clock in ("cpu", "wall"):
+        ratios = [block[f"api.{clock}"] / block[f"hand.{clock}"] for block in blocks]
+        ratio = estimate(ratios)
+        step = statistics.median(block[f"hand.{clock}"] for block in blocks) * 1e3
+        figure = f"{ratio.median:.4f} (95%: {ratio.low:.4f} to {ratio.high:.4f}; step {step:.1f} ms)"
+        met = None if target is None else ratio.median <= target
+        lines.append(Line(f"{what}, {clock}", figure, "" if target is None else f"≤ {target}", met))
+    return lines
+
+
+def empty_step() -> list[Line]:
+    """Microseconds that the API adds to a step of a model that does nothing."""
+    blocks = blocks_of("empty")
+    extra = [(block["api.cpu"] - block["hand.cpu"]) * 1e6 for block in blocks]
+    added = estimate(extra)
+    hand = statistics.median(block["hand.cpu"] for block in blocks) * 1e6
+    figure = f"{added.median:.1f} µs (95%: {added.low:.1f} to {added.high:.1f}; by hand {hand:.0f} µs)"
+    return [Line("API on an empty model, added CPU a step", figure, "≤ 30 µs", added.median <= 30)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path, help="write the table there too")
+    options = parser.parse_args()
+    lines = command_line() + empty_step()
+    lines += overhead("API / by hand at a 20 ms step", "20ms", 1.01)
+    lines += overhead("… with the progress bar drawn", "20ms-drawn", None)
+    lines += overhead("… with a dataset class of one's own", "20ms-own-dataset", None)
+    lines += overhead("… DDP over gloo in 2 processes", "ddp", None, ranks=2)
+    width = max(len(line.what) for line in lines)
+    for line in lines:
+        verdict = {None: "", True: "ok", False: "MISSED"}[line.ok]
+        print(f"{line.what:<{width}}  {line.figure}  {line.target}  {verdict}".rstrip())
+    if options.json is not None:
+        options.json.write_text(json.dumps([asdict(line) for line in lines], indent=1, ensure_ascii=False))
+
+
+if __name__ == "__main__":
+    main()
