@@ -67,6 +67,10 @@ class Shares:
 
     def mine(self, number: int) -> tuple[int, int]:
         """This rank's units [a, b) of global batch `number`; a == b where it has none."""
+        if number < self._complete:
+            width, step = self._complete_counts
+            low = self.start + number * step + self.rank * width
+            return low, low + width
         return self.deal.share(*self._span(number), self.rank)
 
     def counts(self, number: int) -> tuple[int, int]:

@@ -214,14 +214,22 @@ class OptimizerProxy(Optimizer):
         if self._gradients.holding:
             return None
         before, factor = self._steps, self._factor(self._steps)
-        rates = [group["lr"] for group in self.param_groups] if factor != 1.0 else []
-        for group, rate in zip(self.param_groups, rates, strict=False):
-            group["lr"] = rate * factor
+        if factor == 1.0:
+            result = self._gradients.step(self.optimizer, closure)
+        else:
+            result = self._scaled_step(factor, closure)
+        self.skipped = self._steps == before
+        return result
+
+    def _scaled_step(self, factor: float, closure: Callable[[], Any] | None) -> Any:
+        """A step at `factor` times the learning rate, which schedulers do not see."""
+        rates = [group["lr"] for group in self.param_groups]
+        for group in self.param_groups:
+            group["lr"] = group["lr"] * factor
         try:
             return self._gradients.step(self.optimizer, closure)
         finally:
-            self.skipped = self._steps == before
-            for group, rate in zip(self.param_groups, rates, strict=False):
+            for group, rate in zip(self.param_groups, rates, strict=True):
                 group["lr"] = rate
 
 

@@ -75,6 +75,7 @@ class Loop:
     def _groups(self, loader: PreparedLoader) -> Iterator[Any]:
         session = self._session
         gradients, device, clock = session.gradients, session.strategy.device, time.perf_counter
+        stays = device.type == "cpu"  # where loaders leave their batches
         count = 0
         begin = mark = clock()
         for group in loader.groups(session.config.accumulate, train=True):
@@ -84,7 +85,7 @@ class Loop:
                 waited += clock() - mark
                 samples += micro.local
                 gradients.begin(micro, group.total, index == last, index == 0)
-                yield move(micro.batch, device)
+                yield micro.batch if stays else move(micro.batch, device)
                 mark = clock()
             count += 1
             seconds = mark - begin
