@@ -340,7 +340,7 @@ def test_a_run_that_broke_off_goes_on_where_it_was_saved(work: Path) -> None:
     assert re.search(rf"^rank 1 on {HOST} was killed by SIGKILL.*\n  log: .*\nexit code 137$", first, re.MULTILINE)
     (run_dir,) = run_dirs(work, "train")
     one = saved(run_dir)[-1]
-    resumed = command("--resume", "latest", *often, *script, "32")
+    resumed = command("--resume", "latest", "--nproc", "1", *often, *script, "32")
     second = break_off(work, resumed, one + 30, interrupt)
     assert second.endswith("stopped by SIGINT\nexit code 130")
     assert f"resumed from {run_dir / 'checkpoints' / str(one)}: step {one}, epoch {(one - 1) // 45}" in second
