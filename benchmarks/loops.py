@@ -31,22 +31,24 @@ import phalanx
 
 @dataclass(frozen=True)
 class Case:
-    """`blocks` blocks, in each of which either loop has `turns` turns of `steps` steps."""
+    """`blocks` blocks, in each of which either loop has `turns` turns of `steps` steps; `epoch` steps are a pass."""
 
     blocks: int
     turns: int
     steps: int
+    epoch: int
     work: float = 0.0  # seconds of a step; 0: a model that does nothing
     drawn: bool = False  # whether the progress bar is on, on a terminal
     own_dataset: bool = False  # a dataset class of the user's, which may draw random numbers
 
 
 CASES = {
-    "empty": Case(blocks=100, turns=4, steps=100),
-    "20ms": Case(blocks=25, turns=10, steps=4, work=0.02),
-    "20ms-drawn": Case(blocks=25, turns=2, steps=20, work=0.02, drawn=True),
-    "20ms-own-dataset": Case(blocks=25, turns=10, steps=4, work=0.02, own_dataset=True),
-    "ddp": Case(blocks=25, turns=10, steps=4, work=0.02),
+    "empty": Case(blocks=100, turns=4, steps=100, epoch=1000),
+    "20ms": Case(blocks=25, turns=10, steps=4, epoch=200, work=0.02),
+    # Turns of 0.4 s, as the bar is drawn by the clock.
+    "20ms-drawn": Case(blocks=25, turns=2, steps=20, epoch=200, work=0.02, drawn=True),
+    "20ms-own-dataset": Case(blocks=25, turns=10, steps=4, epoch=200, work=0.02, own_dataset=True),
+    "ddp": Case(blocks=25, turns=10, steps=4, epoch=200, work=0.02),
 }
 BATCH, FEATURES = 32, 256
 
@@ -119,11 +121,11 @@ def with_phalanx(run: phalanx.Run, model: nn.Module, optimizer: Any, loader: Any
 
 
 def parts(case: Case, rounds: int, ranks: int) -> tuple[nn.Module, torch.optim.Optimizer, Any]:
-    """Model, optimizer and dataset; a pass of either loop is a whole number of its turns."""
+    """Model, optimizer and dataset."""
     torch.manual_seed(0)
     model = Work(rounds) if case.work else Nothing()
     batch = BATCH if case.work else 1
-    rows = torch.randn(case.steps * case.turns * batch * ranks, FEATURES if case.work else 1)
+    rows = torch.randn(case.epoch * batch * ranks, FEATURES if case.work else 1)
     data = OwnDataset(rows) if case.own_dataset else TensorDataset(rows)
     return model, torch.optim.SGD(model.parameters(), lr=1e-3), data
 

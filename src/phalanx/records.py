@@ -108,6 +108,12 @@ class Exit(Record):
 KINDS: dict[str, type[Record]] = {cls.kind: cls for cls in (Start, Resume, Step, Epoch, Metric, Checkpoint, Exit)}
 
 
+_STEP_LINE = (
+    b'{"v": %d, "kind": "step", "time": %%.6f, "step": %%d, "epoch": %%d, "seconds": %%.9g, "wait": %%.9g, '
+    b'"samples": %%d}\n' % VERSION
+)
+
+
 class RecordWriter:
     """Appends one rank's records of one attempt."""
 
@@ -124,11 +130,7 @@ class RecordWriter:
 
     def step(self, step: int, epoch: int, seconds: float, wait: float, samples: int) -> None:
         """`write(Step(…))` without its cost: this one runs every step."""
-        line = (
-            f'{{"v": {VERSION}, "kind": "step", "time": {time.time():.6f}, "step": {step}, "epoch": {epoch}, '
-            f'"seconds": {seconds:.9g}, "wait": {wait:.9g}, "samples": {samples}}}\n'
-        )
-        os.write(self._file, line.encode())
+        os.write(self._file, _STEP_LINE % (time.time(), step, epoch, seconds, wait, samples))
 
     def sync(self) -> None:
         """To the disk: at checkpoints and at the end."""

@@ -17,6 +17,8 @@ from .iterable import Counted, SplitDataset, split_over_ranks
 from .order import Deal, Order, epoch_order, take
 from .seeding import SeededDataset, Stream, draws_nothing, generator, mix, undisturbed
 
+_STRETCH = 4096  # units of an order that become plain values at once
+
 
 @dataclass(slots=True)
 class Position:
@@ -93,6 +95,7 @@ class MapFeed:
         self._keys = _Keys()
         self._generator = generator(seed)
         self._apart = self._seeded and not settings["num_workers"]
+        self._here = self.unit != "item" and not settings["num_workers"] and not settings["pin_memory"]
         if self.unit != "item" and not self._counts_known:
             collate = Counted(collate, None)
         self._loader: DataLoader[Any] = DataLoader(
@@ -147,7 +150,7 @@ class MapFeed:
         shares = Shares(self._deal(len(order)), position.consumed, self._peers.rank, size_of)
         self._keys.keys = self._tagged(_keys(order, shares), position.index if train else None)
         self._generator.manual_seed(mix(self._seed, position.index, self._peers.rank))
-        batches = iter(self._loader)
+        batches = _fetched(self._loader, self._keys.keys) if self._here else iter(self._loader)
         return shares, _apart(batches, undisturbed) if self._apart else batches
 
     def _tagged(self, keys: Iterator[list[Any]], told: int | None) -> Iterator[Any]:
@@ -166,12 +169,24 @@ def _unit(loader: DataLoader[Any]) -> tuple[Any, str]:
 
 def _keys(order: Order, shares: Shares) -> Iterator[list[Any]]:
     """The units of each batch that this rank fetches."""
+    begin = 0
+    units: list[Any] = []  # from `begin` on
     for number in range(shares.batches):
         low, high = shares.mine(number)
         if low < high:
-            yield take(order, low, high)
+            if high > begin + len(units):
+                begin, units = low, take(order, low, max(high, low + _STRETCH))
+            yield units[low - begin : high - begin]
         elif number == 0:
             yield take(order, *_stand_in(shares))
+
+
+def _fetched(loader: DataLoader[Any], keys: Iterable[Any]) -> Iterator[Any]:
+    """The batches that `loader` makes of `keys` in this process, at half the cost a batch."""
+    dataset, collate = loader.dataset, loader.collate_fn
+    fetch = getattr(dataset, "__getitems__", None) or (lambda batch: [dataset[key] for key in batch])
+    for batch in keys:
+        yield collate(fetch(batch))
 
 
 def _stand_in(shares: Shares) -> tuple[int, int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from .batch import zero_rows
 from .order import Deal
@@ -28,8 +28,7 @@ class Peers(Protocol):
         """Rank `src`'s `batch`, on every rank."""
 
 
-@dataclass(frozen=True, slots=True)
-class Micro:
+class Micro(NamedTuple):
     """One micro-batch: `local` samples of this rank count, `total` of all ranks."""
 
     batch: Any
@@ -82,6 +81,12 @@ class Shares:
             return mine[1] - mine[0], everyone[1] - everyone[0]
         return self._size_of(*mine), self._size_of(*everyone)
 
+    def total(self, first: int, stop: int) -> int:
+        """Samples of all ranks in the global batches [first, stop)."""
+        if stop <= self._complete:
+            return (stop - first) * self._complete_counts[1]
+        return sum(self.counts(number)[1] for number in range(first, stop))
+
     def end(self, number: int) -> int:
         """The position after `number` global batches."""
         return min(self.deal.size, self.start + number * self._complete_counts[1])
@@ -95,20 +100,20 @@ def known_groups(shares: Shares, batches: Iterator[Any], accumulate: int, train:
 
     `batches` gives a batch for each share that isn't empty, and for the first in any case.
     """
-    last: Any = None
-
-    def micros(first: int, counts: list[tuple[int, int]]) -> Iterator[Micro]:
-        nonlocal last
-        for number, (local, total) in enumerate(counts, first):
-            if local or number == 0:
-                last = next(batches)
-            yield Micro(last if local or train else zero_rows(last), local, total)
-
+    micros = _known_micros(shares, batches, train)
     for first in range(0, shares.batches, accumulate):
         stop = min(first + accumulate, shares.batches)
-        counts = [shares.counts(number) for number in range(first, stop)]
-        total = sum([samples for _, samples in counts])
-        yield Group(total, stop - first, micros(first, counts), shares.end(stop), done + stop)
+        of_group = islice(micros, stop - first)
+        yield Group(shares.total(first, stop), stop - first, of_group, shares.end(stop), done + stop)
+
+
+def _known_micros(shares: Shares, batches: Iterator[Any], train: bool) -> Iterator[Micro]:
+    last: Any = None
+    for number in range(shares.batches):
+        local, total = shares.counts(number)
+        if local or number == 0:
+            last = next(batches)
+        yield Micro(last if local or train else zero_rows(last), local, total)
 
 
 def agreed_groups(

@@ -6,7 +6,8 @@ import sys
 import time
 from typing import Any
 
-_EVERY = 0.1  # seconds between drawings, so that a step costs a comparison
+_EVERY = 0.1  # seconds between drawings at least, so that a step costs a comparison
+_SHARE = 250  # drawing may take one part in so many of the time: it is 1 ms of CPU, and more on a slow terminal
 
 
 class Progress:
@@ -44,9 +45,9 @@ class Progress:
         self._done += 1
         now = time.monotonic()
         if now >= self._due:
-            self._due = now + _EVERY
             self._bar.update(self._task, completed=self._done)
             self._bar.refresh()
+            self._due = now + max(_EVERY, _SHARE * (time.monotonic() - now))
 
     def stop(self) -> None:
         """Take the bar away."""
