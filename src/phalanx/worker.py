@@ -19,6 +19,7 @@ from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
 
 from .errors import PhalanxError, PlanError
+from .rundir import log_path
 from .topology import Topology
 
 USAGE = "usage: python -m phalanx.worker SCRIPT [ARGUMENT]..."
@@ -27,18 +28,11 @@ INTERRUPTED = 130
 
 @dataclass(frozen=True)
 class RunFiles:
-    """Where a rank leaves its log and its error report."""
+    """Where a rank leaves its error report and its log."""
 
     folder: Path
-    name: str
-
-    @property
-    def log(self) -> Path:
-        return self.folder / "logs" / f"{self.name}.log"
-
-    @property
-    def error(self) -> Path:
-        return self.folder / "errors" / f"{self.name}.json"
+    error: Path
+    log: Path
 
 
 @dataclass(frozen=True)
@@ -57,12 +51,12 @@ def main(arguments: list[str]) -> None:
         sys.exit(PhalanxError.exit_code)
     folder = os.environ.get("PHALANX_RUN_DIR")
     rank, log = None, None
-    files = RunFiles(Path(folder).absolute(), f"{_host()}-{os.getpid()}") if folder else None
+    files = _files(Path(folder).absolute(), f"{_host()}-{os.getpid()}") if folder else None
     try:
         topology = Topology.current()
         rank = topology.rank
         if files:
-            files = RunFiles(files.folder, str(rank))
+            files = _files(files.folder, str(rank), (rank, topology.node_rank, topology.world_size))
             log = _open_log(files, rank)
         script = _existing(arguments[0])
         _set_variables(topology)
@@ -72,6 +66,11 @@ def main(arguments: list[str]) -> None:
             _report(error, files, rank, error.exit_code)
         sys.exit(error.exit_code)
     _run(script, arguments, Rank(rank, files, log))
+
+
+def _files(folder: Path, name: str, place: tuple[int, int, int] = (0, 0, 1)) -> RunFiles:
+    """`place` is rank, node rank and world size."""
+    return RunFiles(folder, folder / "errors" / f"{name}.json", log_path(folder, *place))
 
 
 def failure(error: BaseException, rank: int | None, exit_code: int) -> dict[str, object]:

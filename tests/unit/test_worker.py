@@ -282,3 +282,12 @@ def test_a_report_can_be_built_for_any_error() -> None:
     found = failure(KeyError("lr"), rank=5, exit_code=1)
     assert (found["rank"], found["exception"]) == (5, "KeyError: 'lr'")
     assert found["traceback"] == "KeyError: 'lr'\n"
+
+
+def test_above_64_ranks_logs_are_one_file_a_node(tmp_path: Path) -> None:
+    script = write(tmp_path / "s.py", "print('hello')")
+    place = {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "64", "GROUP_RANK": "1", "MASTER_ADDR": "node0"}
+    environ = environment(rank=65, world=128, run_dir=tmp_path, **place) | place
+    subprocess.run([sys.executable, "-m", "phalanx.worker", str(script)], env=environ, check=True, timeout=60)
+    assert [path.name for path in (tmp_path / "logs").iterdir()] == ["node1.log"]
+    assert (tmp_path / "logs" / "node1.log").read_text() == "hello\n"
