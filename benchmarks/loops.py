@@ -3,7 +3,9 @@
     python benchmarks/loops.py CASE OUT.json      (CASE is a key of CASES; with several ranks each runs it)
 
 A machine that others use is never quiet, but what disturbs one loop's steps disturbs the other's next ones as
-well: so the two take turns every few steps, and each block compares their sums.
+well: so the two take turns every few steps, and each block compares their sums. Where a model happens to lie in
+memory makes a loop faster or slower by up to a percent: so each block has new ones. What a pass costs once, at its
+beginning, is left out.
 """
 
 from __future__ import annotations
@@ -15,11 +17,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -28,29 +30,31 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorData
 
 import phalanx
 
+Loop: TypeAlias = "Generator[None, None, None]"  # yields after each step
+
 
 @dataclass(frozen=True)
 class Case:
-    """`blocks` blocks, in each of which either loop has `turns` turns of `steps` steps; `epoch` steps are a pass."""
+    """`blocks` blocks, in each of which either loop has `turns` turns of `steps` steps."""
 
     blocks: int
     turns: int
     steps: int
-    epoch: int
     work: float = 0.0  # seconds of a step; 0: a model that does nothing
     drawn: bool = False  # whether the progress bar is on, on a terminal
     own_dataset: bool = False  # a dataset class of the user's, which may draw random numbers
 
 
 CASES = {
-    "empty": Case(blocks=100, turns=4, steps=100, epoch=1000),
-    "20ms": Case(blocks=25, turns=10, steps=4, epoch=200, work=0.02),
+    "empty": Case(blocks=100, turns=4, steps=100),
+    "20ms": Case(blocks=25, turns=10, steps=4, work=0.02),
     # Turns of 0.4 s, as the bar is drawn by the clock.
-    "20ms-drawn": Case(blocks=25, turns=2, steps=20, epoch=200, work=0.02, drawn=True),
-    "20ms-own-dataset": Case(blocks=25, turns=10, steps=4, epoch=200, work=0.02, own_dataset=True),
-    "ddp": Case(blocks=25, turns=10, steps=4, epoch=200, work=0.02),
+    "20ms-drawn": Case(blocks=15, turns=2, steps=20, work=0.02, drawn=True),
+    "20ms-own-dataset": Case(blocks=15, turns=10, steps=4, work=0.02, own_dataset=True),
+    "ddp": Case(blocks=15, turns=10, steps=4, work=0.02),
 }
 BATCH, FEATURES = 32, 256
+WARM_UP = 4  # steps
 
 
 class Nothing(nn.Module):
@@ -91,47 +95,44 @@ class OwnDataset(Dataset[Any]):
         return (self.rows[index],)
 
 
-def by_hand(model: nn.Module, optimizer: Any, loader: Any, clip: bool) -> Iterator[None]:
-    """Plain torch."""
-    for epoch in range(1_000_000):
-        if isinstance(loader.sampler, DistributedSampler):
-            loader.sampler.set_epoch(epoch)
-        for (x,) in loader:
+def by_hand(model: nn.Module, optimizer: Any, loader: Any, clip: bool) -> Loop:
+    """One pass in plain torch."""
+    for (x,) in loader:
+        loss = model(x)
+        loss.backward()
+        if clip:
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        yield
+
+
+def with_phalanx(run: phalanx.Run, model: nn.Module, optimizer: Any, loader: Any, clip: bool) -> Loop:
+    """The same with the API."""
+    for (x,) in run.steps(loader):
+        with run.accumulate(model):
             loss = model(x)
-            loss.backward()
+            run.backward(loss)
             if clip:
-                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                run.clip_grad_norm(model, 1.0)
             optimizer.step()
             optimizer.zero_grad()
-            yield
-
-
-def with_phalanx(run: phalanx.Run, model: nn.Module, optimizer: Any, loader: Any, clip: bool) -> Iterator[None]:
-    """The same with the API."""
-    for _ in run.epochs(1_000_000):
-        for (x,) in run.steps(loader):
-            with run.accumulate(model):
-                loss = model(x)
-                run.backward(loss)
-                if clip:
-                    run.clip_grad_norm(model, 1.0)
-                optimizer.step()
-                optimizer.zero_grad()
-            yield
+        yield
 
 
 def parts(case: Case, rounds: int, ranks: int) -> tuple[nn.Module, torch.optim.Optimizer, Any]:
-    """Model, optimizer and dataset."""
+    """Model, optimizer and dataset, which is enough for one block."""
     torch.manual_seed(0)
     model = Work(rounds) if case.work else Nothing()
     batch = BATCH if case.work else 1
-    rows = torch.randn(case.epoch * batch * ranks, FEATURES if case.work else 1)
+    steps = WARM_UP + case.turns * case.steps
+    rows = torch.randn((steps + 1) * batch * ranks, FEATURES if case.work else 1)
     data = OwnDataset(rows) if case.own_dataset else TensorDataset(rows)
     return model, torch.optim.SGD(model.parameters(), lr=1e-3), data
 
 
 def loader_of(data: Any, case: Case, ranks: int) -> DataLoader[Any]:
-    sampler = DistributedSampler(data) if ranks > 1 else None
+    sampler: Any = DistributedSampler(data) if ranks > 1 else None
     return DataLoader(data, batch_size=BATCH if case.work else 1, shuffle=sampler is None, sampler=sampler)
 
 
@@ -148,30 +149,40 @@ def calibrate(seconds: float) -> int:
 
 def measure(case: Case, run: phalanx.Run) -> list[dict[str, float]]:
     """For each block: CPU and wall seconds a step, of either loop."""
-    ranks = run.world_size
     rounds = run.broadcast(calibrate(case.work)) if case.work else 0
-    model, optimizer, data = parts(case, rounds, ranks)
-    if ranks > 1:
-        model = DistributedDataParallel(model, gradient_as_bucket_view=True)
-    hand = by_hand(model, optimizer, loader_of(data, case, ranks), clip=case.work > 0)
-    model, optimizer, data = parts(case, rounds, ranks)
-    prepared = run.prepare(model, optimizer, loader_of(data, case, 1))
-    api = with_phalanx(run, *prepared, clip=case.work > 0)
-    loops = {"hand": hand, "api": api}
-    block(loops, case, 0)
-    return [block(loops, case, number) for number in range(case.blocks)]
+    return [block(case, run, rounds, number) for number in range(case.blocks)]
 
 
-def block(loops: dict[str, Iterator[None]], case: Case, number: int) -> dict[str, float]:
+def block(case: Case, run: phalanx.Run, rounds: int, number: int) -> dict[str, float]:
+    names = ("hand", "api") if number % 2 else ("api", "hand")
+    loops = {name: new_loop(name, case, run, rounds) for name in names}
     sums = dict.fromkeys(("hand.cpu", "hand.wall", "api.cpu", "api.wall"), 0.0)
-    for turn in range(number, number + case.turns):
-        for name in ("hand", "api") if turn % 2 else ("api", "hand"):
+    for turn in range(case.turns):
+        for name in names if turn % 2 else names[::-1]:
             cpu, wall = time.process_time(), time.perf_counter()
             for _ in islice(loops[name], case.steps):
                 pass
             sums[f"{name}.cpu"] += time.process_time() - cpu
             sums[f"{name}.wall"] += time.perf_counter() - wall
+    for loop in loops.values():
+        loop.close()
     return {name: seconds / (case.turns * case.steps) for name, seconds in sums.items()}
+
+
+def new_loop(name: str, case: Case, run: phalanx.Run, rounds: int) -> Loop:
+    """A loop of new parts, warmed up."""
+    ranks = run.world_size
+    model, optimizer, data = parts(case, rounds, ranks)
+    if name == "api":
+        model, optimizer, loader = run.prepare(model, optimizer, loader_of(data, case, 1))
+        loop = with_phalanx(run, model, optimizer, loader, clip=case.work > 0)
+    else:
+        if ranks > 1:
+            model = DistributedDataParallel(model, gradient_as_bucket_view=True)
+        loop = by_hand(model, optimizer, loader_of(data, case, ranks), clip=case.work > 0)
+    for _ in islice(loop, WARM_UP):
+        pass
+    return loop
 
 
 def draw_to_a_terminal() -> subprocess.Popen[bytes]:

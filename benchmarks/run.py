@@ -21,6 +21,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 BIN = Path(sys.executable).parent
 HERE = Path(__file__).resolve().parent
+# The machine's own settings must not change what is measured.
+ENVIRON = {name: value for name, value in os.environ.items() if not name.startswith("PHALANX_")}
+ENVIRON["XDG_CONFIG_HOME"] = str(HERE)
 sys.path.insert(0, str(HERE))
 
 from stats import estimate  # noqa: E402
@@ -36,10 +39,15 @@ class Line:
     ok: bool | None
 
 
+def output_of(command: list[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT, env=ENVIRON)
+
+
 def cpu_of(command: list[str]) -> float:
     """CPU seconds, user and system, of a command and what it starts."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=ROOT)
+    quiet = subprocess.DEVNULL
+    subprocess.run(command, check=True, stdout=quiet, stderr=quiet, cwd=ROOT, env=ENVIRON)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
@@ -50,14 +58,12 @@ def peak_mib_of(command: list[str]) -> float:
         "import resource, subprocess, sys; subprocess.run(sys.argv[1:], check=True, stdout=subprocess.DEVNULL);"
         "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)"
     )
-    done = subprocess.run([sys.executable, "-c", code, *command], check=True, capture_output=True, text=True, cwd=ROOT)
+    done = output_of([sys.executable, "-c", code, *command])
     return int(done.stdout) / 1024
 
 
 def imports_torch(command: list[str]) -> bool:
-    done = subprocess.run(
-        [sys.executable, "-X", "importtime", *command], check=True, capture_output=True, text=True, cwd=ROOT
-    )
+    done = output_of([sys.executable, "-X", "importtime", *command])
     return any(line.rpartition("|")[2].strip() == "torch" for line in done.stderr.splitlines())
 
 
@@ -86,6 +92,16 @@ def command_line() -> list[Line]:
     ]
 
 
+def imports() -> list[Line]:
+    """What a script pays for the API beside torch, once."""
+    times: dict[str, list[float]] = {"torch": [], "torch, phalanx.run": []}
+    for _ in range(5):
+        for modules, seconds in times.items():
+            seconds.append(cpu_of([sys.executable, "-c", f"import {modules}"]))
+    torch, both = (statistics.median(seconds) for seconds in times.values())
+    return [Line("import phalanx.run after torch, CPU", f"{both - torch:.2f} s (torch alone {torch:.2f} s)", "", None)]
+
+
 def blocks_of(case: str, ranks: int = 1) -> list[dict[str, float]]:
     """The paired blocks of benchmarks/loops.py, in a process of their own."""
     with tempfile.TemporaryDirectory() as folder:
@@ -93,7 +109,7 @@ def blocks_of(case: str, ranks: int = 1) -> list[dict[str, float]]:
         start = [sys.executable]
         if ranks > 1:
             start += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-        environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+        environ = {**ENVIRON, "OMP_NUM_THREADS": "1"}
         subprocess.run(
             [*start, str(HERE / "loops.py"), case, str(out)],
             check=True, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
@@ -129,7 +145,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path, help="write the table there too")
     options = parser.parse_args()
-    lines = command_line() + empty_step()
+    lines = command_line() + imports() + empty_step()
     lines += overhead("API / by hand at a 20 ms step", "20ms", 1.01)
     lines += overhead("… with the progress bar drawn", "20ms-drawn", None)
     lines += overhead("… with a dataset class of one's own", "20ms-own-dataset", None)
