@@ -4,8 +4,8 @@
 
 A machine that others use is never quiet, but what disturbs one loop's steps disturbs the other's next ones as
 well: so the two take turns every few steps, and each block compares their sums. Where a model happens to lie in
-memory makes a loop faster or slower by up to a percent: so each block has new ones. What a pass costs once, at its
-beginning, is left out.
+memory makes its steps faster or slower by up to a percent: so both train the same one. What a pass costs once, at
+its beginning, is left out.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Generator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -25,12 +25,11 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset
 
 import phalanx
 
-Loop: TypeAlias = "Generator[None, None, None]"  # yields after each step
+Loop: TypeAlias = "Iterator[None]"  # yields after each step
 
 
 @dataclass(frozen=True)
@@ -47,11 +46,11 @@ class Case:
 
 CASES = {
     "empty": Case(blocks=100, turns=4, steps=100),
-    "20ms": Case(blocks=25, turns=10, steps=4, work=0.02),
+    "20ms": Case(blocks=25, turns=40, steps=1, work=0.02),
     # Turns of 0.4 s, as the bar is drawn by the clock.
-    "20ms-drawn": Case(blocks=15, turns=2, steps=20, work=0.02, drawn=True),
-    "20ms-own-dataset": Case(blocks=15, turns=10, steps=4, work=0.02, own_dataset=True),
-    "ddp": Case(blocks=15, turns=10, steps=4, work=0.02),
+    "20ms-drawn": Case(blocks=12, turns=2, steps=20, work=0.02, drawn=True),
+    "20ms-own-dataset": Case(blocks=12, turns=40, steps=1, work=0.02, own_dataset=True),
+    "ddp": Case(blocks=12, turns=40, steps=1, work=0.02),
 }
 BATCH, FEATURES = 32, 256
 WARM_UP = 4  # steps
@@ -120,22 +119,6 @@ def with_phalanx(run: phalanx.Run, model: nn.Module, optimizer: Any, loader: Any
         yield
 
 
-def parts(case: Case, rounds: int, ranks: int) -> tuple[nn.Module, torch.optim.Optimizer, Any]:
-    """Model, optimizer and dataset, which is enough for one block."""
-    torch.manual_seed(0)
-    model = Work(rounds) if case.work else Nothing()
-    batch = BATCH if case.work else 1
-    steps = WARM_UP + case.turns * case.steps
-    rows = torch.randn((steps + 1) * batch * ranks, FEATURES if case.work else 1)
-    data = OwnDataset(rows) if case.own_dataset else TensorDataset(rows)
-    return model, torch.optim.SGD(model.parameters(), lr=1e-3), data
-
-
-def loader_of(data: Any, case: Case, ranks: int) -> DataLoader[Any]:
-    sampler: Any = DistributedSampler(data) if ranks > 1 else None
-    return DataLoader(data, batch_size=BATCH if case.work else 1, shuffle=sampler is None, sampler=sampler)
-
-
 def calibrate(seconds: float) -> int:
     """How often the network has to run for a step of `seconds`."""
     model, x = Work(1), torch.randn(BATCH, FEATURES)
@@ -149,40 +132,43 @@ def calibrate(seconds: float) -> int:
 
 def measure(case: Case, run: phalanx.Run) -> list[dict[str, float]]:
     """For each block: CPU and wall seconds a step, of either loop."""
-    rounds = run.broadcast(calibrate(case.work)) if case.work else 0
-    return [block(case, run, rounds, number) for number in range(case.blocks)]
+    loops = make_loops(case, run)
+    for loop in loops.values():
+        turn(loop, WARM_UP)
+    return [block(loops, case, number) for number in range(case.blocks)]
 
 
-def block(case: Case, run: phalanx.Run, rounds: int, number: int) -> dict[str, float]:
-    names = ("hand", "api") if number % 2 else ("api", "hand")
-    loops = {name: new_loop(name, case, run, rounds) for name in names}
+def make_loops(case: Case, run: phalanx.Run) -> dict[str, Loop]:
+    """One pass of either loop, over the same model and data; long enough for all blocks."""
+    batch, clip = (BATCH, True) if case.work else (1, False)
+    steps = WARM_UP + case.blocks * case.turns * case.steps
+    rows = torch.randn(steps * batch * run.world_size, FEATURES if case.work else 1)
+    data: Any = OwnDataset(rows) if case.own_dataset else TensorDataset(rows)
+    model: nn.Module = Work(run.broadcast(calibrate(case.work))) if case.work else Nothing()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    loader: Any = DataLoader(data, batch, shuffle=True)
+    model, optimizer, loader = run.prepare(model, optimizer, loader)
+    api = with_phalanx(run, model, optimizer, loader, clip)
+    sampler: Any = DistributedSampler(data) if run.world_size > 1 else None
+    loader = DataLoader(data, batch, shuffle=sampler is None, sampler=sampler)
+    hand = by_hand(model, torch.optim.SGD(model.parameters(), lr=1e-3), loader, clip)
+    return {"hand": hand, "api": api}
+
+
+def block(loops: dict[str, Loop], case: Case, number: int) -> dict[str, float]:
     sums = dict.fromkeys(("hand.cpu", "hand.wall", "api.cpu", "api.wall"), 0.0)
-    for turn in range(case.turns):
-        for name in names if turn % 2 else names[::-1]:
+    for index in range(number, number + case.turns):
+        for name in ("hand", "api") if index % 2 else ("api", "hand"):
             cpu, wall = time.process_time(), time.perf_counter()
-            for _ in islice(loops[name], case.steps):
-                pass
+            turn(loops[name], case.steps)
             sums[f"{name}.cpu"] += time.process_time() - cpu
             sums[f"{name}.wall"] += time.perf_counter() - wall
-    for loop in loops.values():
-        loop.close()
     return {name: seconds / (case.turns * case.steps) for name, seconds in sums.items()}
 
 
-def new_loop(name: str, case: Case, run: phalanx.Run, rounds: int) -> Loop:
-    """A loop of new parts, warmed up."""
-    ranks = run.world_size
-    model, optimizer, data = parts(case, rounds, ranks)
-    if name == "api":
-        model, optimizer, loader = run.prepare(model, optimizer, loader_of(data, case, 1))
-        loop = with_phalanx(run, model, optimizer, loader, clip=case.work > 0)
-    else:
-        if ranks > 1:
-            model = DistributedDataParallel(model, gradient_as_bucket_view=True)
-        loop = by_hand(model, optimizer, loader_of(data, case, ranks), clip=case.work > 0)
-    for _ in islice(loop, WARM_UP):
+def turn(loop: Loop, steps: int) -> None:
+    for _ in islice(loop, steps):
         pass
-    return loop
 
 
 def draw_to_a_terminal() -> subprocess.Popen[bytes]:

@@ -93,13 +93,15 @@ def command_line() -> list[Line]:
 
 
 def imports() -> list[Line]:
-    """What a script pays for the API beside torch, once."""
-    times: dict[str, list[float]] = {"torch": [], "torch, phalanx.run": []}
-    for _ in range(5):
-        for modules, seconds in times.items():
-            seconds.append(cpu_of([sys.executable, "-c", f"import {modules}"]))
-    torch, both = (statistics.median(seconds) for seconds in times.values())
-    return [Line("import phalanx.run after torch, CPU", f"{both - torch:.2f} s (torch alone {torch:.2f} s)", "", None)]
+    """What the API costs a script at its start, beside torch and (which loads half of torch) an optimizer."""
+    optimizer = "import torch; torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)"
+    times: dict[str, list[float]] = {optimizer: [], f"{optimizer}; import phalanx.run": []}
+    for _ in range(3):
+        for script, seconds in times.items():
+            seconds.append(cpu_of([sys.executable, "-c", script]))
+    alone, both = (statistics.median(seconds) for seconds in times.values())
+    figure = f"{both - alone:.2f} s (torch and an optimizer alone {alone:.2f} s)"
+    return [Line("import phalanx.run, CPU", figure, "", None)]
 
 
 def blocks_of(case: str, ranks: int = 1) -> list[dict[str, float]]:
@@ -134,11 +136,20 @@ def overhead(what: str, case: str, target: float | None, ranks: int = 1) -> list
 def empty_step() -> list[Line]:
     """Microseconds that the API adds to a step of a model that does nothing."""
     blocks = blocks_of("empty")
-    extra = [(block["api.cpu"] - block["hand.cpu"]) * 1e6 for block in blocks]
-    added = estimate(extra)
+    # On a shared machine all code takes up to twice as long; the loop by hand says when.
+    calm = sorted(blocks, key=lambda block: block["hand.cpu"])[: len(blocks) // 4]
+    return [
+        added("API on an empty model, added CPU a step", blocks, 30),
+        added("… in the least disturbed quarter of the blocks", calm, None),
+    ]
+
+
+def added(what: str, blocks: list[dict[str, float]], target: float | None) -> Line:
+    extra = estimate([(block["api.cpu"] - block["hand.cpu"]) * 1e6 for block in blocks])
     hand = statistics.median(block["hand.cpu"] for block in blocks) * 1e6
-    figure = f"{added.median:.1f} µs (95%: {added.low:.1f} to {added.high:.1f}; by hand {hand:.0f} µs)"
-    return [Line("API on an empty model, added CPU a step", figure, "≤ 30 µs", added.median <= 30)]
+    figure = f"{extra.median:.1f} µs (95%: {extra.low:.1f} to {extra.high:.1f}; by hand {hand:.0f} µs)"
+    met = None if target is None else extra.median <= target
+    return Line(what, figure, "" if target is None else f"≤ {target} µs", met)
 
 
 def main() -> None:
