@@ -86,6 +86,8 @@ def believed(environ: Mapping[str, str]) -> tuple[str, Words]:
             return source, said
         if source == "phalanx" and ("rank" in said or "world_size" in said):
             raise _half_said(said)
+        if source == "slurm" and "rank" in said:  # alone it would train as if it were all
+            raise TopologyError(f"{said['rank']} in a Slurm step, but its number of tasks is unknown: set SLURM_NTASKS")
     lone = words("torchrun", environ, ("rank", "world_size", "local_rank"))
     if "rank" in lone or ("world_size" in lone and lone["world_size"].value > 1):
         raise _half_said(lone)
@@ -161,15 +163,32 @@ def _slurm_node(said: Words, environ: Mapping[str, str]) -> Words:
         found["num_nodes"] = Word(len(expand_hostlist(hosts)), f"SLURM_STEP_NODELIST={hosts!r}, nodes")
     nodes = said.get("num_nodes") or found.get("num_nodes")
     name = first_set(environ, "SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE")
-    if name is None or nodes is None or "node_rank" not in said:
-        return found
+    if name is None:
+        return found | _even_nodes(said, nodes, environ)
     counts = expand_counts(environ[name])
+    if nodes is None:
+        nodes = found["num_nodes"] = Word(len(counts), f"{name}={environ[name]!r}, nodes")
     if len(counts) == 1:
         counts *= nodes.value
+    if "world_size" not in said:
+        found["world_size"] = Word(sum(counts), f"{name}={environ[name]!r}, tasks")
+    if "node_rank" not in said:
+        return found
     if len(counts) != nodes.value:
         raise TopologyError(f"{name}={environ[name]!r} is for {len(counts)} nodes, but {nodes}")
     check_below(said["node_rank"], nodes)
     return found | {"local_world_size": Word(counts[said["node_rank"].value], name)}
+
+
+def _even_nodes(said: Words, nodes: Word | None, environ: Mapping[str, str]) -> Words:
+    """Equally full nodes, where the tasks per node that were asked for leave no other way."""
+    if "SLURM_NTASKS_PER_NODE" not in environ or "world_size" not in said:
+        return {}
+    size = Word(integer(environ, "SLURM_NTASKS_PER_NODE", least=1), "SLURM_NTASKS_PER_NODE")
+    count, rest = divmod(said["world_size"].value, size.value)
+    if rest or (nodes is not None and nodes.value != count):
+        return {}
+    return {"local_world_size": size, "num_nodes": nodes or Word(count, "number of nodes")}
 
 
 def _refuse_leftovers(source: str, said: Words, environ: Mapping[str, str]) -> None:

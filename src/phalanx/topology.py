@@ -139,6 +139,8 @@ def _one_of_a_kind(place: Words) -> Words:
     rank, world = place["rank"].value, place["world_size"].value
     if world == 1:
         return _derived(local_rank=0, local_world_size=1, node_rank=0, num_nodes=1)
+    if "num_nodes" in place and place["num_nodes"].value == world:
+        return _derived(local_rank=0, local_world_size=1, node_rank=rank)
     if "num_nodes" in place and place["num_nodes"].value == 1:
         return _derived(local_rank=rank, local_world_size=world, node_rank=0)
     if "local_world_size" in place and place["local_world_size"].value == 1:
@@ -151,6 +153,9 @@ def _local_size(place: Words, environ: Mapping[str, str]) -> int:
     rank, world, local = (place[field].value for field in ("rank", "world_size", "local_rank"))
     if "num_nodes" in place:
         return -(-world // place["num_nodes"].value)
+    node = place["node_rank"].value if "node_rank" in place else 0
+    if node and not (rank - local) % node:  # nodes before this one, as full as it
+        return (rank - local) // node
     addr, _ = _said_master(environ)
     even = [size for size in range(local + 1, world + 1) if not world % size and not (rank - local) % size]
     if (addr is None or _LOOPBACK.fullmatch(addr)) and even and (rank == local or len(even) == 1):
@@ -209,7 +214,8 @@ def _default_addr(environ: Mapping[str, str], stepped: bool, several: bool) -> s
 
 def _default_port(environ: Mapping[str, str], stepped: bool) -> int | None:
     """The same for all ranks of a step, and another for neighbouring jobs and steps."""
-    job, step = environ.get("SLURM_JOB_ID", ""), environ["SLURM_STEP_ID"] if stepped else "0"
+    job = environ.get("SLURM_JOB_ID") or environ.get("SLURM_JOBID") or ("0" if stepped else "")
+    step = environ["SLURM_STEP_ID"] if stepped else "0"
     return _PORTS[(31 * int(job) + int(step)) % len(_PORTS)] if job.isdecimal() else None
 
 

@@ -407,3 +407,13 @@ def test_keys_lists_every_setting() -> None:
     assert "checkpoint" not in keys()
     assert all(field.description for field in keys().values())
     assert load().origins.keys() == keys().keys()
+
+
+@pytest.mark.parametrize("pattern", ["{epoch}", "{epoch:02d}", "{epoch}-{step}", "[01-"])
+def test_a_file_names_pattern_is_no_mapping(pattern: str) -> None:
+    assert load_config(overrides=[f"params.out={pattern}"], environ={}).config.params["out"] == pattern
+
+
+def test_a_default_number_can_stand_in_a_text() -> None:
+    loaded = load_config(overrides=["name=${seed}", "params.same=${seed}"], environ={})
+    assert (loaded.config.name, loaded.config.params["same"]) == ("0", 0)

@@ -437,3 +437,37 @@ def test_an_inner_sruns_task_is_a_rank(tmp_path: Path) -> None:
         [sys.executable, "-c", code], env=environ, capture_output=True, text=True, start_new_session=True
     )
     assert (done.stdout, done.stderr) == ("4\n", "")
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ({"NODEID": "3", "NNODES": "4", "STEP_TASKS_PER_NODE": "2(x3),1", "PROCID": "6"}, (6, 7, 1, 3, 4)),
+        ({"NODEID": "1", "NTASKS": "3", "STEP_TASKS_PER_NODE": "2,1", "PROCID": "2"}, (2, 3, 1, 1, 2)),
+        ({"NODEID": "1", "NTASKS": "4", "STEP_TASKS_PER_NODE": "2(x2)", "PROCID": "1"}, (1, 4, 2, 1, 2)),
+        ({"NODEID": "0", "NTASKS": "7", "STEP_TASKS_PER_NODE": "3,2(x2)", "PROCID": "0"}, (0, 7, 3, 0, 3)),
+        ({"NODEID": "1", "NTASKS": "4", "NTASKS_PER_NODE": "2", "PROCID": "1"}, (1, 4, 2, 1, 2)),
+    ],
+)
+def test_a_slurm_step_that_says_little(said: dict[str, str], expected: tuple[int, ...]) -> None:
+    """Tasks and nodes follow from the tasks per node, cyclic placement included, and never from division."""
+    environ = {f"SLURM_{name}": value for name, value in said.items()} | {"SLURM_STEP_ID": "0", "SLURM_LOCALID": "0"}
+    found = Topology.from_environ(environ)
+    assert (found.rank, found.world_size, found.local_world_size, found.node_rank, found.num_nodes) == expected
+    assert found.local_rank == 0
+    assert found.master_port is not None
+
+
+@pytest.mark.parametrize("rank", ["0", "3"])
+def test_a_task_of_unknown_many_does_not_train_alone(rank: str) -> None:
+    with pytest.raises(TopologyError, match=f"SLURM_PROCID={rank}.*SLURM_NTASKS"):
+        Topology.from_environ({"SLURM_STEP_ID": "0", "SLURM_PROCID": rank})
+
+
+def test_the_node_rank_tells_the_local_size() -> None:
+    """As AzureML and Kubernetes launch: a node rank, but no local world size."""
+    master = {"MASTER_ADDR": "node0", "MASTER_PORT": "29500"}
+    found = Topology.from_environ({"RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "8", "NODE_RANK": "1", **master})
+    assert (found.local_world_size, found.num_nodes) == (4, 2)
+    found = Topology.from_environ({"RANK": "1", "WORLD_SIZE": "2", "NODE_RANK": "1", "NNODES": "2", **master})
+    assert (found.local_rank, found.local_world_size, found.num_nodes) == (0, 1, 2)

@@ -177,6 +177,9 @@ class Resolver:
             return self._leaf(path, found)
         prefix = ".".join(path)
         if prefix in keys() and prefix not in FREE:
-            return keys()[prefix].default
+            default = keys()[prefix].default
+            if isinstance(default, (bool, int, float)):  # as if it had been written, so that text takes it too
+                return Plain(str(default).lower() if isinstance(default, bool) else default)
+            return default
         names = [key.removeprefix(f"{prefix}.") for key in keys() if key.startswith(f"{prefix}.")]
         return {name: self._at((*path, name)) for name in dict.fromkeys([*names, *(found or {})])}

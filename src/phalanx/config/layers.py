@@ -109,9 +109,14 @@ def _flow_or_text(path: Path, text: str) -> Any:
         from .yamlfile import parse_flow
 
         found = parse_flow(text)
-        if found is not None:
+        if found is not None and not (isinstance(found, dict) and _lacks_values(found)):
             return found
     return text if free and not text else Plain(text)
+
+
+def _lacks_values(found: dict[str, Any]) -> bool:
+    """`{epoch:02d}` is a file name's pattern, not a mapping of keys to nothing."""
+    return any(item == "" for item in found.values())
 
 
 def shape(raw: Tree, problems: list[str]) -> Tree:

@@ -1,6 +1,6 @@
 """Scalars as YAML and the command line write them: text, until something says what type they have.
 
-The free-form rule is the one of RFC 8259 (JSON): what JSON calls a number is a number, everything else
+The free-form rule: what JSON (RFC 8259) calls a number is one, and so is a real such as `.5`; everything else
 is text. YAML 1.1's octal, sexagesimal, underscore and yes/no forms are therefore never guessed.
 """
 
@@ -10,7 +10,11 @@ import math
 import re
 from typing import Any
 
-_JSON_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?P<real>(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)")
+# JSON's numbers, and the reals that YAML and Python write in other ways: .5, 5., 1.e-3, +1e-3.
+_NUMBER = re.compile(
+    r"-?(?:0|[1-9][0-9]*)(?P<real>(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)"
+    r"|[+-]?(?P<lax>(?:(?:0|[1-9][0-9]*)\.[0-9]*|\.[0-9]+|(?:0|[1-9][0-9]*)(?=[eE]))(?:[eE][+-]?[0-9]+)?)"
+)
 # The words of YAML 1.2's core schema.
 _NULL = frozenset({"", "~", "null", "Null", "NULL"})
 _BOOL = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
@@ -28,11 +32,11 @@ def is_null(value: Any) -> bool:
 
 
 def number(text: str) -> int | float | None:
-    """The finite number that `text` is in JSON's grammar, or None."""
-    match = _JSON_NUMBER.fullmatch(text)
+    """The finite number that `text` is, or None."""
+    match = _NUMBER.fullmatch(text)
     if match is None:
         return None
-    if match["real"]:
+    if match["real"] or match["lax"]:
         value = float(text)
         return value if math.isfinite(value) else None
     try:
