@@ -344,7 +344,8 @@ def other_model(kind: str) -> str:
             model.head = nn.Identity()
         elif kind == "shape":
             model.head = nn.Linear(8, 2)
-        optimizer = torch.optim.AdamW(model.parameters())
+        kind = torch.optim.SGD if kind == "sgd" else torch.optim.AdamW
+        optimizer = kind(model.parameters(), lr=1e-3)
         loader = DataLoader(Numbers(), batch_size=4, shuffle=True)
         scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=40)
         run.prepare(model, optimizer, loader, scheduler)
@@ -362,6 +363,7 @@ def other_model(kind: str) -> str:
         ("missing", ["unknown here", "model.0/head.weight"]),
         ("shape", ["another shape", "model.0/head.weight", "(1, 8)", "(2, 8)"]),
         ("groups", ["parameter groups", "same groups"]),
+        ("sgd", ["SGD", "AdamW", "'momentum'", "same optimizer"]),
     ],
 )
 def test_loading_is_strict(tmp_path: Path, kind: str, words: list[str]) -> None:
@@ -446,3 +448,105 @@ def test_a_failing_rank_is_reported(tmp_path: Path) -> None:
 def _fail_on_one() -> None:
     if os.environ["RANK"] == "1":
         raise ValueError("on purpose")
+
+
+class Normed(nn.Module):
+    """BatchNorm, whose statistics differ by rank, and a submodule with torch.compile's own name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+        self._orig_mod = nn.Linear(4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._orig_mod(self.norm(x))
+
+
+def normed(strategy: str) -> dict[str, list[float]]:
+    with phalanx.init(strategy=strategy, progress=False) as run:
+        model = Normed()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        data = DataLoader(Numbers(), batch_size=4, shuffle=True, drop_last=True)
+        model, optimizer, loader = run.prepare(model, optimizer, data)
+        for x, y, _ in run.steps(loader):
+            run.backward(nn.functional.mse_loss(model(x), y))
+            optimizer.step()
+            optimizer.zero_grad()
+        inner = model.module if strategy == "ddp" else model
+        own = inner.norm.running_mean.tolist()
+        path = run.save()
+        saved = inner.norm.running_mean.tolist() + inner.norm.running_var.tolist()
+        run.resume(path)
+        loaded = inner.norm.running_mean.tolist() + inner.norm.running_var.tolist()
+        return {"own": own, "saved": saved, "loaded": loaded}
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_buffers_are_rank_0s(tmp_path: Path, strategy: str) -> None:
+    """Never a mixture of ranks' statistics, and the same for going on as for resuming."""
+    first, second = run_ranks(normed, 2, strategy, folder=tmp_path)
+    assert first["own"] != second["own"]
+    assert first["saved"][:4] == first["own"]
+    assert second["saved"] == first["saved"] == first["loaded"] == second["loaded"]
+
+
+def broken_off(epochs: int, resume: bool) -> dict[str, Any]:
+    """A script that takes three steps an epoch and leaves the loop."""
+    settings: dict[str, Any] = {"resume": "latest"} if resume else {}
+    with phalanx.init(name="broken", progress=False, checkpoint={"every_steps": 3}, **settings) as run:
+        model, optimizer, loader, _ = prepared(run)
+        seen = []
+        for epoch in run.epochs(epochs):
+            for batch, (x, y, index) in enumerate(run.steps(loader)):
+                run.backward(nn.functional.mse_loss(model(x), y))
+                optimizer.step()
+                optimizer.zero_grad()
+                seen.append((epoch, *index.tolist()))
+                if batch == 2:
+                    break
+        saved = [path.name for path in store.steps(run.run_dir / "checkpoints")]
+        weights = [full(p) for p in model.parameters()]
+    return {"seen": seen, "saved": saved, "weights": weights, "step": run.step, "dir": str(run.run_dir)}
+
+
+def test_a_loop_left_by_break_keeps_its_steps_and_checkpoints(tmp_path: Path) -> None:
+    (tmp_path / "whole").mkdir()
+    whole = run_ranks(broken_off, 2, 4, False, folder=tmp_path / "whole")
+    half = run_ranks(broken_off, 2, 2, False, folder=tmp_path)
+    rest = run_ranks(broken_off, 2, 4, True, folder=tmp_path)
+    for rank in range(2):
+        assert half[rank]["saved"] == ["6", "3"]
+        assert half[rank]["seen"] + rest[rank]["seen"] == whole[rank]["seen"]
+        assert rest[rank]["step"] == whole[rank]["step"] == 12
+        assert all(torch.equal(a, b) for a, b in zip(rest[rank]["weights"], whole[rank]["weights"], strict=True))
+    steps = [r.step for r in read_records(rest[0]["dir"]) if isinstance(r, Step) and r.rank == 0]
+    assert steps == list(range(1, 13))
+
+
+def twice() -> list[tuple[str, int]]:
+    """Folds of a cross-validation in one script, as a launch starts it."""
+    found = []
+    for _ in range(2):
+        with phalanx.init(name="folds", progress=False) as run:
+            model, optimizer, loader, _ = prepared(run)
+            for _ in run.epochs(1):
+                for x, y, _index in run.steps(loader):
+                    run.backward(nn.functional.mse_loss(model(x), y))
+                    optimizer.step()
+                    optimizer.zero_grad()
+            run.save()
+        found.append((str(run.run_dir), run.step))
+    return found
+
+
+@pytest.mark.parametrize("launched", [True, False])
+def test_a_second_run_in_one_script_is_a_run_of_its_own(tmp_path: Path, launched: bool) -> None:
+    run_dir = tmp_path / "runs" / "folds" / "first"
+    run_dir.mkdir(parents=True)
+    (run_dir / "config.yaml").write_text("")
+    environ = {"PHALANX_RUN_DIR": str(run_dir)} if launched else {}
+    (first, second), (other_first, other_second) = run_ranks(twice, 2, folder=tmp_path, env=environ)
+    assert (first, second) == (other_first, other_second)
+    assert (first[0] == str(run_dir)) == launched
+    assert first[0] != second[0]
+    assert first[1] == second[1] == 7

@@ -65,6 +65,7 @@ class Manager:
         if self.comm.rank == 0:
             state = {
                 "progress": {**progress, "world_size": self.comm.world_size},
+                "optimizers": [type(optimizer).__name__ for optimizer in contents.optimizers],
                 "groups": [tensors.optimizer_groups(optimizer, names) for optimizer in contents.optimizers],
                 "other": other,
                 "stateful": {name: thing.state_dict() for name, thing in contents.stateful.items()},
@@ -148,6 +149,8 @@ class Manager:
                 raise CheckpointError(
                     f"the checkpoint has {what} {saved}, but this run has {here}: prepare the same ones"
                 )
+        for index, optimizer in enumerate(contents.optimizers):
+            tensors.check_kind(index, optimizer, state["optimizers"][index], state["groups"][index])
 
     def _apply(
         self, state: dict[str, Any], contents: Contents, loaded: dict[str, Tensor], names: dict[int, str]

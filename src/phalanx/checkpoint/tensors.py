@@ -91,6 +91,16 @@ def room_for_rng(rank: int, saved: Mapping[str, Any]) -> dict[str, Tensor]:
     }
 
 
+def check_kind(index: int, optimizer: Optimizer, kind: str, groups: list[dict[str, Any]]) -> None:
+    """Refuse another class of optimizer, unless its hyperparameters are all there, as AdamW's are for Adam."""
+    lacking = sorted(set(optimizer.param_groups[0]) - set(groups[0]))
+    if kind != type(optimizer).__name__ and lacking:
+        raise CheckpointError(
+            f"optimizer {index} is {type(optimizer).__name__}, but the checkpoint was saved with {kind}, which has no "
+            f"{', '.join(map(repr, lacking))}: resume with the same optimizer"
+        )
+
+
 def load_optimizer(
     index: int,
     optimizer: Optimizer,

@@ -89,6 +89,10 @@ class PreparedLoader:
         """Move the position past `group`."""
         self._position.consumed, self._position.batches = group.consumed, group.batches
 
+    def finish(self) -> None:
+        """The pass in hand is over, though data may be left: the next one follows."""
+        self._position = replace(self._position, finished=True)
+
     def steps_left(self, accumulate: int) -> int | None:
         """Groups of the pass that comes next, all or the rest of a resumed one; None for iterable datasets."""
         left = self._feed.left(self._position if self._resumed else Position())

@@ -237,6 +237,8 @@ class Run:
             exception = None
         reason = "" if exception is None else headline(exception)
         session.progress.stop()
+        if exception is None:
+            self._saver.save_if_due()
         for tracker in self._trackers:
             tracker.close()
         session.writer.write(Exit(step=session.step, seconds=seconds, exception=reason))

@@ -21,6 +21,7 @@ from ..config.schema import LrScalingSettings
 from ..data.groups import Micro
 from ..errors import UsageError
 from ..strategies.base import Strategy, parameters_of
+from .reduce import reduce
 
 
 class Gradients:
@@ -37,6 +38,7 @@ class Gradients:
         self.inside = False  # whether the code runs in `accumulate`
         self.stepped = False  # whether an optimizer stepped since the group began
         self._own_weights: list[Any] = []  # of backward passes with an explicit weight, until normalised
+        self._weighed: Micro | None = None  # the batch whose weight is the last of these
         self._reference = 1.0
         self._update_scale = False
         self._unscaled: set[int] = set()
@@ -52,6 +54,11 @@ class Gradients:
         if first:
             self.stepped = False
 
+    @property
+    def grouped(self) -> bool:
+        """Whether the group in hand has more than one micro-batch."""
+        return self.micro is not None and self.group_total != self.micro.total
+
     def end(self) -> None:
         """The loop is over; a backward outside it weighs 1."""
         self.micro, self.last = None, True
@@ -61,7 +68,7 @@ class Gradients:
         if weight is not None:
             if self.micro is not None and self.micro.local == 0:
                 weight = 0.0  # a repeated batch, which another step has counted
-            self._own_weights.append(weight)
+            self._note_weight(weight)
             return weight * (self.world_size / self._reference)
         if self._own_weights:
             raise UsageError(
@@ -71,6 +78,18 @@ class Gradients:
             return 1.0
         total = self.group_total if self.inside else self.micro.total
         return self.micro.local * self.world_size / total if total else 0.0
+
+    def _note_weight(self, weight: Any) -> None:
+        """A batch counts once, however many losses it has."""
+        if self.micro is not None and self._weighed is self.micro:
+            if float(weight) != float(self._own_weights[-1]):
+                raise UsageError(
+                    f"backward(weight={float(weight):g}) after weight={float(self._own_weights[-1]):g} on the same "
+                    "batch: add such losses up, or give them one weight"
+                )
+            return
+        self._own_weights.append(weight)
+        self._weighed = self.micro
 
     def backward(self, loss: Tensor, weight: Any) -> None:
         self.update_scale()
@@ -87,6 +106,7 @@ class Gradients:
             return
         mine = sum(float(weight) for weight in self._own_weights)
         self._own_weights.clear()
+        self._weighed = None
         total = self.strategy.comm.all_reduce(torch.tensor([mine], dtype=torch.float64), "sum").item()
         if not total > 0:
             raise UsageError(f"the weights of this step's backward passes sum to {total}: expected a sum above 0")
@@ -111,14 +131,32 @@ class Gradients:
         return self.strategy.clip_grad_norm(model, max_norm, norm_type)
 
     def step(self, optimizer: Optimizer, closure: Callable[[], Any] | None) -> Any:
-        self.normalise()
         self.stepped = True
-        if self.scaler is None:
-            return optimizer.step(closure) if closure is not None else optimizer.step()
         if closure is not None:
-            raise UsageError("an optimizer with a closure (LBFGS) cannot run in fp16: use precision=bf16 or fp32")
+            return optimizer.step(self._agreeing(closure))
+        self.normalise()
+        if self.scaler is None:
+            return optimizer.step()
         self._update_scale = True
         return self.scaler.step(optimizer)
+
+    def _agreeing(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+        """A closure whose loss is the same on all ranks: on it hangs how often the optimizer calls it."""
+        if self.scaler is not None:
+            raise UsageError("an optimizer with a closure (LBFGS) cannot run in fp16: use precision=bf16 or fp32")
+        if not self.strategy.whole_parameters:
+            raise UsageError(
+                f"an optimizer with a closure (LBFGS) needs whole parameters, which strategy {self.strategy.name!r} "
+                "shards: use --strategy ddp"
+            )
+        weight = None if self.micro is None else self.micro.local
+
+        def agreeing() -> Any:
+            loss = closure()
+            self.normalise()
+            return reduce(self.strategy.comm, loss, "mean", weight)
+
+        return agreeing
 
     def update_scale(self) -> None:
         """After all optimizers of a step: fp16's next scale."""
@@ -211,6 +249,8 @@ class OptimizerProxy(Optimizer):
             self.optimizer.zero_grad(set_to_none)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        if closure is not None and self._gradients.inside and self._gradients.grouped:
+            raise UsageError("an optimizer with a closure (LBFGS) cannot accumulate: use accumulate=1")
         if self._gradients.holding:
             return None
         before, factor = self._steps, self._factor(self._steps)

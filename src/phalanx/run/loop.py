@@ -27,6 +27,7 @@ class Loop:
         self._session = session
         self._saver = saver
         self._open: tuple[PreparedLoader, Group] | None = None  # handed out, not yet counted
+        self._begin = 0.0  # of the step in hand
 
     def epochs(self, count: int) -> Iterator[int]:
         """The numbers of the epochs that are still to do, up to `count` in all."""
@@ -36,6 +37,7 @@ class Loop:
             begin, first = time.perf_counter(), session.step
             session.in_epoch, session.trained = True, False
             yield session.epoch
+            self._saver.save_if_due()
             session.in_epoch = False
             if self._stopped():
                 return  # in the middle of this epoch
@@ -57,6 +59,7 @@ class Loop:
         if session.in_steps:
             raise UsageError("steps() was called inside another steps() loop: end that one first")
         self._saver.resume_if_asked()
+        self._saver.save_if_due()
         if session.stop.agreed:
             return
         session.in_steps = True
@@ -64,20 +67,40 @@ class Loop:
         session.progress.start(f"epoch {session.epoch}", left)
         try:
             yield from self._groups(loader)
+        except GeneratorExit:
+            self._left(loader)
+            raise
         finally:
-            if session.gradients.last and session.gradients.stepped:
-                self._count()  # the script left the loop after its step
             self._open = None
             session.in_steps = False
             session.gradients.end()
             session.progress.stop()
+
+    def _left(self, loader: PreparedLoader) -> None:
+        """The script broke off the loop: its last step counts if it was taken, and this pass is over.
+
+        No exchange with other ranks here, as the script may be failing: a checkpoint waits for the next call.
+        """
+        session = self._session
+        if session.gradients.last and session.gradients.stepped and self._open is not None:
+            samples = session.gradients.micro.local if session.gradients.micro else 0
+            self._count()
+            if session.writes_steps():
+                session.writer.step(session.step, session.epoch, time.perf_counter() - self._begin, 0.0, samples)
+            session.save_asked = session.save_asked or self._due()
+        loader.finish()
+        session.trained = True
+
+    def _due(self) -> bool:
+        every = self._session.config.checkpoint.every_steps
+        return every is not None and self._session.step % every == 0
 
     def _groups(self, loader: PreparedLoader) -> Iterator[Any]:
         session = self._session
         gradients, device, clock = session.gradients, session.strategy.device, time.perf_counter
         stays = device.type == "cpu"  # where loaders leave their batches
         count = 0
-        begin = mark = clock()
+        begin = mark = self._begin = clock()
         for group in loader.groups(session.config.accumulate, train=True):
             self._open = (loader, group)
             waited, samples, last = 0.0, 0, group.size - 1
@@ -91,7 +114,7 @@ class Loop:
             seconds = mark - begin
             if self._boundary(count, seconds, waited, samples):
                 return
-            begin = mark = clock()
+            begin = mark = self._begin = clock()
         session.trained = True
         session.stop.loop_done()
 
@@ -103,8 +126,7 @@ class Loop:
         if session.writes_steps():
             session.writer.step(session.step, session.epoch, seconds, waited, samples)
         session.progress.advance()
-        every = session.config.checkpoint.every_steps
-        if session.save_asked or (every is not None and session.step % every == 0):
+        if session.save_asked or self._due():
             self._saver.save()
         return session.stop.step_done(count, seconds)
 
@@ -131,6 +153,8 @@ class Loop:
         if not isinstance(loader, PreparedLoader):
             raise UsageError(f"evaluate() got {type(loader).__name__!r}: pass the loader through run.prepare() first")
         self._saver.resume_if_asked()
+        self._saver.save_if_due()
+        self._session.agree_on_buffers()
         with self._eval_mode(), torch.no_grad():
             for group in loader.groups(1, train=False):
                 for micro in group.micros:

@@ -101,7 +101,8 @@ def _optimizer(session: Session, optimizer: Optimizer, moved: _Moved) -> Optimiz
         return optimizer
     known = {id(parameter) for model in session.models for parameter in model.parameters()}
     for group in optimizer.param_groups:
-        group["params"] = [moved.get(id(p), (p, p))[1] for p in group["params"]]
+        # In place: LBFGS keeps the list itself.
+        group["params"][:] = [moved.get(id(p), (p, p))[1] for p in group["params"]]
         if any(id(p) not in known for p in group["params"]):
             raise UsageError(
                 f"{type(optimizer).__name__} holds a parameter of no prepared model: pass the model and its optimizer "

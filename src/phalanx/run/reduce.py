@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from numbers import Real
 from typing import Any, Literal
 
 import torch
@@ -21,10 +22,11 @@ def reduce(comm: Comm, value: Any, op: Op, weight: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: reduce(comm, item, op, weight) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(reduce(comm, item, op, weight) for item in value)
+        items = [reduce(comm, item, op, weight) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     if isinstance(value, Tensor):
         return _tensor(comm, value.detach(), op, weight)
-    if isinstance(value, bool | int | float):
+    if isinstance(value, Real):  # NumPy's scalars too
         return _tensor(comm, torch.tensor(float(value), dtype=torch.float64), op, weight).item()
     raise UsageError(f"reduce() got {type(value).__name__!r}: expected a tensor, a number, or a dict or list of them")
 

@@ -31,6 +31,7 @@ class Saver:
         session = self._session
         begin = time.perf_counter()
         session.gradients.update_scale()
+        session.agree_on_buffers()
         done = session.in_epoch and session.trained and not session.in_steps and not session.stop.agreed
         progress = {
             "step": session.step,
@@ -43,6 +44,11 @@ class Saver:
         session.writer.sync()
         session.save_asked = False
         return path
+
+    def save_if_due(self) -> None:
+        """The checkpoint that a loop left by `break` could not take."""
+        if self._session.save_asked and not self._session.in_steps:
+            self.save()
 
     def resume_if_asked(self) -> None:
         """Go on from this run's newest checkpoint, if the run was resumed or restarted."""

@@ -60,6 +60,13 @@ class Session:
             return int(planned)
         return max(1, (os.cpu_count() or 1) // self.strategy.topology.local_world_size - 1)
 
+    def agree_on_buffers(self) -> None:
+        """Rank 0's buffers everywhere: BatchNorm's statistics drift apart in training, and one set is to be used."""
+        if self.comm.world_size > 1:
+            for model in self.models:
+                for buffer in model.buffers():
+                    self.comm.broadcast(buffer.detach(), 0)
+
     def writes_steps(self) -> bool:
         """Whether this rank keeps step records: see the setting `records`."""
         rule, comm = self.config.records, self.comm

@@ -28,6 +28,7 @@ from .session import open_session
 
 log = logging.getLogger("phalanx")
 _current: Run | None = None
+_started = False  # whether this process has had a run: the launch's own directory is the first one's
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ def init(**settings: Any) -> Run:
         TopologyError: the environment's rank variables contradict each other.
         PlanError: the device, backend or strategy cannot work here.
     """
-    global _current
+    global _current, _started
     if _current is not None:
         raise UsageError("phalanx.init() was called twice: use phalanx.current() for the run, or close() it first")
     topology = Topology.current()
@@ -78,7 +79,7 @@ def init(**settings: Any) -> Run:
     except BaseException:
         strategy.teardown(failed=True)
         raise
-    _current = run
+    _current, _started = run, True
     atexit.register(run.close)
     return run
 
@@ -139,17 +140,17 @@ def _share(strategy: Strategy, loaded: Loaded) -> Shared:
 
 def _decide(loaded: Loaded) -> Shared:
     config = loaded.config
-    launched = os.environ.get("PHALANX_RUN_DIR")
+    launched = None if _started else os.environ.get("PHALANX_RUN_DIR")
     if launched:
         run_dir = Path(launched)
-    elif config.resume is not None:
+    elif config.resume is not None and not _started:
         run_dir = find_run_dir(config.run_root, _run_name(config), config.resume)
     else:
         run_dir = new_run_dir(config.run_root, _run_name(config))
     attempt = next_attempt(run_dir)
     if not launched:
         save_run_config(loaded, run_dir)
-    return Shared(loaded, run_dir, attempt, config.resume is not None or attempt > 1)
+    return Shared(loaded, run_dir, attempt, not _started and (config.resume is not None or attempt > 1))
 
 
 def _start(strategy: Strategy, loaded: Loaded) -> Run:
@@ -177,7 +178,7 @@ def _start(strategy: Strategy, loaded: Loaded) -> Run:
         start.strategy, shared.loaded.config.precision, start.pid, start.versions["torch"],
         "not launched" if topology.source == "single" else f"launched by {topology.source}",
     )  # fmt: skip
-    if comm.rank == 0 and "PHALANX_RUN_DIR" not in os.environ:  # else the command has said so
+    if comm.rank == 0 and os.environ.get("PHALANX_RUN_DIR") != str(shared.run_dir):  # else the command has said so
         log.info("run directory: %s", shared.run_dir)
     seed_all(shared.loaded.config.seed)
     return Run(open_session(strategy, shared.loaded.config, shared.run_dir, writer, shared.restarted), _forget)

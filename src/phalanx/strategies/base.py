@@ -26,6 +26,7 @@ class Strategy:
     device: torch.device
 
     name: ClassVar[str] = ""
+    whole_parameters: ClassVar[bool] = True  # whether each rank holds them unsharded
     comm: Comm = None  # type: ignore[assignment]  # set by `setup`
 
     def setup(self) -> None:
@@ -46,8 +47,9 @@ class Strategy:
 
     def unwrap(self, model: nn.Module) -> nn.Module:
         """The user's own module inside `wrap`'s and torch.compile's."""
-        inner = getattr(model, "_orig_mod", model)
-        return inner if isinstance(inner, nn.Module) else model
+        compiled = type(model).__name__ == "OptimizedModule"  # torch._dynamo's; its import takes a second
+        inner: nn.Module = model._orig_mod if compiled else model  # type: ignore[assignment]
+        return inner
 
     def no_sync(self, model: nn.Module) -> AbstractContextManager[Any]:
         """Within it, backward passes add to the gradients of this rank only."""

@@ -20,6 +20,7 @@ _DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 class Fsdp(ProcessGroupStrategy):
     name = "fsdp"
+    whole_parameters = False
 
     def setup(self) -> None:
         replicate, world_size = self.config.fsdp.replicate, self.topology.world_size
