@@ -7,8 +7,10 @@ import json
 import math
 import os
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +18,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, get_worker_info
 
 import phalanx
 from phalanx.errors import ConfigError, DataError, PhalanxError, PlanError, UsageError
@@ -353,6 +355,77 @@ def test_an_uneven_iterable_step_is_the_mean_over_its_samples(tmp_path: Path) ->
     """7 items dealt in turn to 2 ranks, in batches of 4: one step of 4 + 3 samples, whose mean is 3."""
     for rank in run_ranks(stream, 2, 7, 0, 4, folder=tmp_path):
         assert rank["moves"] == pytest.approx([3.0])
+
+
+class ByRank(Stream):
+    """Splits by the rank, as scripts for one process a GPU do."""
+
+    def __iter__(self) -> Any:
+        return iter(range(int(os.environ["RANK"]), self.size, int(os.environ["WORLD_SIZE"])))
+
+
+class Unseeded(Stream):
+    def __iter__(self) -> Any:
+        order = list(range(self.size))
+        Random(os.getpid()).shuffle(order)
+        return iter(order)
+
+
+class Curious(Stream):
+    """Asks for its worker, but doesn't split by it."""
+
+    def __iter__(self) -> Any:
+        info = get_worker_info()
+        assert info.id < info.num_workers
+        return iter(range(self.size))
+
+
+class CuriousButDeclared(Curious):
+    splits_itself = False
+
+
+def by_worker_init(worker: int) -> None:
+    """torch's documented recipe: each worker's copy of the dataset gets a part."""
+    info = get_worker_info()
+    info.dataset.parts = (worker, info.num_workers)
+
+
+class InParts(Stream):
+    parts = (0, 1)
+
+    def __iter__(self) -> Any:
+        return iter(range(self.parts[0], self.size, self.parts[1]))
+
+
+def foreign_stream(dataset: Any, workers: int, init: Any) -> tuple[list[int], str, int]:
+    with phalanx.init(progress=False) as run:
+        loader = run.prepare(DataLoader(dataset, batch_size=2, num_workers=workers, worker_init_fn=init))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            try:
+                return [i for x in run.evaluate(loader) for i in x.tolist()], "", len(caught)
+            except DataError as error:
+                return [], str(error), len(caught)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "workers", "init"),
+    [(ByRank(64), 0, None), (ByRank(64), 2, None), (Unseeded(64), 0, None), (InParts(64), 2, by_worker_init)],
+    ids=["by rank", "by rank in workers", "unseeded shuffle", "worker_init_fn"],
+)
+def test_a_stream_that_differs_by_rank_or_worker_is_no_silent_loss(
+    tmp_path: Path, dataset: Any, workers: int, init: Any
+) -> None:
+    for _, message, _ in run_ranks(foreign_stream, 2, dataset, workers, init, folder=tmp_path):
+        assert type(dataset).__name__ in message
+        assert "splits_itself" in message
+
+
+def test_a_stream_that_asks_and_does_not_split_is_warned_of(tmp_path: Path) -> None:
+    ranks = run_ranks(foreign_stream, 2, Curious(8), 0, None, folder=tmp_path)
+    assert all(rank[2] for rank in ranks)
+    ranks = run_ranks(foreign_stream, 2, CuriousButDeclared(8), 0, None, folder=tmp_path)
+    assert sorted(i for rank in ranks for i in rank[0]) == list(range(8))
 
 
 # Shuffling and augmentation.

@@ -13,7 +13,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, default_
 from ..errors import DataError
 from .batch import count
 from .groups import Group, Peers, Shares, agreed_groups, known_groups
-from .iterable import Counted, SplitDataset, split_over_ranks
+from .iterable import Counted, SplitDataset, check_firsts, split_over_ranks
 from .order import Deal, Order, epoch_order, take
 from .seeding import SeededDataset, Stream, draws_nothing, generator, mix, undisturbed
 
@@ -217,9 +217,10 @@ class IterableFeed:
         settings = loader_settings(loader, num_workers)
         self._workers: int = settings["num_workers"]
         dataset, alone = split_over_ranks(loader.dataset, peers.rank, peers.world_size, self._workers)
-        self._split = SplitDataset(dataset, seed, peers.rank, peers.world_size, alone)
+        self._split = SplitDataset(dataset, seed, peers.rank, peers.world_size, self._workers, alone)
         if self._workers:
             self._split.passes.share_memory_()
+            self._split.firsts.share_memory_()
         self._generator = generator(seed)
         batched = self.batch_size is not None
         self._loader: DataLoader[Any] = DataLoader(
@@ -253,7 +254,17 @@ class IterableFeed:
             return position.consumed + samples
 
         counted = ((count(batch) if samples is None else samples, batch) for samples, batch in batches)
-        yield from agreed_groups(counted, self._peers, accumulate, train, position.batches, last, consumed)
+        groups = agreed_groups(counted, self._peers, accumulate, train, position.batches, last, consumed)
+        for number, group in enumerate(groups):
+            if number == 0:
+                self._check_split()
+            yield group
+        self._check_split()  # by now every worker has met an item
+
+    def _check_split(self) -> None:
+        dataset = self._split.dataset
+        firsts = self._peers.counts(self._split.firsts.flatten().tolist())
+        check_firsts(type(dataset).__name__, firsts, getattr(dataset, "splits_itself", None) is not None)
 
     def plain(self, position: Position, train: bool) -> Iterator[tuple[Any, Position]]:
         batches = self._pass(position, train)
@@ -267,6 +278,7 @@ class IterableFeed:
     def _pass(self, position: Position, train: bool) -> Iterator[tuple[int | None, Any]]:
         index, rank = position.index, self._peers.rank
         self._split.passes.fill_(index if train else -1)
+        self._split.firsts.zero_()
         self._generator.manual_seed(mix(self._seed, index, rank))
         batches: Iterator[Any] = iter(self._loader)
         if not self._workers:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import os
 import random
+import warnings
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from itertools import count, islice
 from typing import Any, TypeVar
@@ -80,17 +82,20 @@ def shard(iterable: Iterable[T]) -> Iterator[T]:
 class SplitDataset(Forwarding, IterableDataset[Any]):
     """An iterable dataset of which each rank and worker yields its own part, seeded from (seed, pass, …).
 
-    `passes` holds the number of the pass to come, -1 for an evaluation, in memory that workers share.
+    In memory that workers share, `passes` holds the number of the pass to come, -1 for an evaluation, and `firsts`
+    the fingerprint of the first item that each worker met, by whether the dataset split itself (row 1) or not.
     """
 
-    def __init__(self, dataset: Any, seed: int, rank: int, world_size: int, alone: bool) -> None:
+    def __init__(self, dataset: Any, seed: int, rank: int, world_size: int, workers: int, alone: bool) -> None:
         self.__dict__.update(
             dataset=dataset,
             passes=torch.zeros((), dtype=torch.int64),
+            firsts=torch.zeros(2, max(1, workers), dtype=torch.int64),
             collate_stream=random.Random(),
             _seed=seed,
             _place=(rank, world_size),
             _alone=alone,
+            _ours=getattr(dataset, "splits_itself", None) is False,
         )
 
     def __iter__(self) -> Iterator[Any]:
@@ -108,19 +113,61 @@ class SplitDataset(Forwarding, IterableDataset[Any]):
             yield from self.dataset
             return
         # Worker first: where a few items are left over, they go to different ranks.
-        yield from _split(self.dataset, worker * ranks + rank, ranks * workers, own_seed)
+        yield from self._split(worker, worker * ranks + rank, ranks * workers, own_seed)
+
+    def _split(self, worker: int, index: int, splits: int, own_seed: int) -> Iterator[Any]:
+        info = SplitInfo(index, splits, own_seed, self.dataset)
+        items = _told(info, lambda: iter(self.dataset))
+        for number in count():
+            try:
+                item = _told(info, lambda: next(items))
+            except StopIteration:
+                return
+            if number == 0:
+                self.firsts[int(info.used), worker] = fingerprint(item)
+            if (info.used and not self._ours) or number % splits == index:
+                yield item
 
 
-def _split(dataset: Any, index: int, splits: int, own_seed: int) -> Iterator[Any]:
-    info = SplitInfo(index, splits, own_seed, dataset)
-    items = _told(info, lambda: iter(dataset))
-    for number in count():
-        try:
-            item = _told(info, lambda: next(items))
-        except StopIteration:
-            return
-        if info.used or number % splits == index:
-            yield item
+def fingerprint(item: Any) -> int:
+    """A number above 0 that equal items share, in any process."""
+    return zlib.crc32(repr(_plain(item)).encode()) + 1
+
+
+def _plain(item: Any) -> Any:
+    """What of an item has the same repr everywhere; its beginning is enough."""
+    if isinstance(item, (str, bytes, int, float, bool, type(None))):
+        return item[:256] if isinstance(item, (str, bytes)) else item
+    if isinstance(item, dict):
+        return [(_plain(key), _plain(value)) for key, value in islice(item.items(), 16)]
+    if isinstance(item, (list, tuple)):
+        return [_plain(part) for part in item[:16]]
+    if callable(getattr(item, "flatten", None)) and hasattr(item, "shape"):  # tensors and arrays
+        return [tuple(item.shape), item.flatten()[:16].tolist()]
+    return type(item).__qualname__
+
+
+def check_firsts(name: str, firsts: list[list[int]], declared: bool) -> None:
+    """Compare what ranks and workers met first; `firsts` has each rank's `SplitDataset.firsts`, flattened.
+
+    Raises DataError if a stream that was to be split here differs between them: items would be lost.
+    """
+    half = len(firsts[0]) // 2
+    met = [value for row in firsts for value in row[:half] if value]
+    if len(set(met)) > 1 and not declared:
+        raise DataError(
+            f"{name} yields other items on other ranks or workers before it is split, so it seems to split them "
+            "itself (by the rank, or in worker_init_fn) or to shuffle without a seed, and items would be lost: use "
+            "phalanx.shard() or torch's get_worker_info() in __iter__, or say by an attribute: splits_itself = True (it"
+            " does, over workers too) or splits_itself = False (all see the same items)"
+        )
+    own = [value for row in firsts for value in row[half:] if value]
+    if len(own) > 1 and len(set(own)) == 1 and not declared:
+        warnings.warn(
+            f"{name} asks get_worker_info() for id and num_workers, but all ranks and workers begin with the same item:"
+            " if it doesn't split by them, items are repeated; set splits_itself = False to have it split",
+            stacklevel=2,
+        )
 
 
 def _told(info: SplitInfo, function: Callable[[], T]) -> T:
