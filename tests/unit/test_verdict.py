@@ -81,6 +81,13 @@ def test_an_abort_because_another_failed_does_not_hide_that_one(tmp_path):
     assert find(tmp_path, report(entry(1, 1), entry(0, -signal.SIGABRT))).rank == 1
 
 
+@pytest.mark.parametrize(("code", "exit_code"), [(9, 9), (-signal.SIGABRT, 134)])
+def test_a_rank_that_left_without_words_is_blamed_for_broken_connections(tmp_path, code, exit_code):
+    error_file(tmp_path, 0, 103.5, "RuntimeError: [gloo/transport/tcp/pair.cc] Read error: Connection reset by peer")
+    culprit = find(tmp_path, report(entry(0, 1), entry(2, -signal.SIGTERM), entry(1, code)))
+    assert (culprit.rank, culprit.exit_code) == (1, exit_code)
+
+
 def test_without_words_of_a_rank_the_launchers_root_cause_counts(tmp_path):
     culprit = find(tmp_path, "noise\n" + report(entry(0, 5), entry(2, 9)))
     assert (culprit.rank, culprit.exit_code) == (2, 9)

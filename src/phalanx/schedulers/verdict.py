@@ -13,6 +13,7 @@ from typing import Any
 _OWN_DEATHS = tuple(
     int(getattr(signal, name)) for name in ("SIGKILL", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE") if hasattr(signal, name)
 )
+_BROKEN = re.compile(r"gloo|nccl|connection (reset|closed|refused)|broken pipe|socket", re.IGNORECASE)
 _REPORTED = re.compile(
     r"host +: (?P<host>\S+)\s+rank +: (?P<rank>\d+) \(local_rank: \d+\)\s+exitcode +: (?P<code>-?\d+) \(pid"
 )
@@ -43,6 +44,10 @@ def find(run_dir: Path, since: float, returncode: int, stderr: str, host: str, l
     killed = [culprit for culprit in reported if culprit.exit_code - 128 in _OWN_DEATHS]
     if killed:
         return killed[0]
+    ended = [culprit for culprit in reported if culprit.exit_code != 128 + signal.SIGTERM]  # the launcher's own way
+    silent = [culprit for culprit in ended if not _left_words(run_dir, culprit.rank, since)]
+    if written is not None and silent and _BROKEN.search(written.what):
+        return silent[0]  # it aborted or left by os._exit, and the others only lost their connection to it
     return written or (reported[0] if reported else None)
 
 
@@ -53,6 +58,11 @@ def _first_error_file(run_dir: Path, since: float) -> Culprit | None:
         return None
     path, error = min(current, key=lambda item: float(item[1]["time"]))
     return Culprit(error["rank"], error["host"], f"failed: {error['exception']}", int(error["exit_code"]), path)
+
+
+def _left_words(run_dir: Path, rank: int | None, since: float) -> bool:
+    error = _read(run_dir / "errors" / f"{rank}.json")
+    return error is not None and error["time"] >= since
 
 
 def _read(path: Path) -> dict[str, Any] | None:
