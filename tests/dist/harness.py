@@ -16,7 +16,14 @@ from contextlib import ExitStack
 from typing import Any
 
 # torch's optimizers import torch._dynamo, which takes more than a second in each rank.
-_PRELOAD = ["torch.distributed.checkpoint", "torch.distributed.fsdp", "torch._dynamo", "phalanx.run", "pytest", __name__]
+_PRELOAD = [
+    "torch.distributed.checkpoint",
+    "torch.distributed.fsdp",
+    "torch._dynamo",
+    "phalanx.run",
+    "pytest",
+    __name__,
+]
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(_PRELOAD)
 

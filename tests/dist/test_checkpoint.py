@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import random
@@ -317,6 +318,20 @@ def test_a_broken_newest_is_skipped_with_a_warning(tmp_path: Path, damage: Any, 
     (_, log), *_ = run_ranks(resume_and_log, world_size, folder=tmp_path)
     assert f"checkpoint {newest}" in log
     assert "skipped" in log
+
+
+def test_the_warning_of_a_skipped_checkpoint_quotes_the_cause(tmp_path: Path) -> None:
+    """As torch itself says it of the damaged file, not the last line of some stack."""
+    (run_dir, *_) = run_ranks(save_many, 2, 2, folder=tmp_path)
+    newest = store.steps(Path(run_dir) / "checkpoints")[0]
+    for victim in newest.glob("*.distcp"):  # archives of which the beginning is left
+        victim.write_bytes(victim.read_bytes()[:64].ljust(victim.stat().st_size, b"\0"))
+    with pytest.raises(RuntimeError) as reader:
+        torch.load(io.BytesIO(victim.read_bytes().ljust(4096, b"\0")))
+    (_, log), *_ = run_ranks(resume_and_log, 2, folder=tmp_path)
+    (warning,) = [line for line in log.splitlines() if "cannot be read" in line]
+    assert f"checkpoint {newest}" in warning
+    assert warning.endswith(f"RuntimeError on rank 0: {str(reader.value).splitlines()[0]}")
 
 
 def all_broken() -> str:

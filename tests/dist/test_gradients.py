@@ -309,7 +309,9 @@ def test_lbfgs_takes_the_single_processs_steps(tmp_path: Path, search: str | Non
                 torch.testing.assert_close(got, want.detach(), rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize(("strategy", "accumulate", "words"), [("single", 2, "accumulate=1"), ("fsdp", 1, "strategy ddp")])
+@pytest.mark.parametrize(
+    ("strategy", "accumulate", "words"), [("single", 2, "accumulate=1"), ("fsdp", 1, "strategy ddp")]
+)
 def test_a_closure_where_it_cannot_work_is_refused(tmp_path: Path, strategy: str, accumulate: int, words: str) -> None:
     (message,) = run_ranks(closure_fit, 1, strategy, accumulate, None, folder=tmp_path)
     assert "closure" in message

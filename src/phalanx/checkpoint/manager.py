@@ -42,6 +42,13 @@ def _one_process_is_meant() -> Iterator[None]:
         yield
 
 
+def _cause(error: CheckpointException) -> str:
+    """What failed on the lowest rank, in a sentence: torch's own text is all ranks' tracebacks and C++ stacks."""
+    rank, (cause, _) = min(error.failures.items(), key=lambda item: item[0])
+    sentence = str(cause).strip().partition("\n")[0].partition(". ")[0]
+    return f"{type(cause).__name__} on rank {rank}{': ' if sentence else ''}{sentence}"
+
+
 @dataclass
 class Manager:
     """The checkpoints of one run directory. Every method that takes part in I/O is called by all ranks."""
@@ -102,11 +109,7 @@ class Manager:
             try:
                 return path, self.load(path, contents, restore_rng)
             except CheckpointException as error:  # raised on all ranks alike
-                log.warning(
-                    "checkpoint %s cannot be read and is skipped: %s",
-                    path,
-                    str(error).strip().splitlines()[-1],
-                )
+                log.warning("checkpoint %s cannot be read and is skipped: %s", path, _cause(error))
                 broken.add(path.name)
         if broken:  # a failed attempt has written into the weights: not a state to start from
             raise CheckpointError(f"no checkpoint in {self.root} can be read; delete them to start anew")
