@@ -34,6 +34,10 @@ RESERVED = frozenset(
         "PHALANX_SITE",
         "PHALANX_CPUS_PER_RANK",
         "PHALANX_NUM_WORKERS_AUTO",
+        "PHALANX_EXPECTED_WORLD_SIZE",
+        "PHALANX_LAUNCH_ID",
+        "PHALANX_RDZV_HOST",
+        "PHALANX_RDZV_PORT",
     }
 )
 
