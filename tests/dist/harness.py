@@ -79,16 +79,19 @@ def run_ranks(
     env: Mapping[str, str] | Callable[[int], Mapping[str, str]] | None = None,
     timeout: float = 120,
     launched: bool = True,
+    cuda: bool = False,
 ) -> list[Any]:
     """`function(*args)` in `world_size` processes, in `folder`; their results by rank.
 
-    `launched=False` leaves out the rank variables, as for a script that nobody launched.
+    `launched=False` leaves out the rank variables, as for a script that nobody launched. Without `cuda` the ranks
+    see no GPU: there may be fewer of them than ranks.
     """
     (port,) = free_ports(1)
     children = []
     for rank in range(world_size):
         extra = env(rank) if callable(env) else env or {}
-        environ = {**(rank_environ(rank, world_size, port) if launched else {}), **extra}
+        hidden = {} if cuda else {"CUDA_VISIBLE_DEVICES": ""}
+        environ = {**hidden, **(rank_environ(rank, world_size, port) if launched else {}), **extra}
         ours, theirs = _context.Pipe()
         child = _context.Process(target=_child, args=(theirs, environ, str(folder), function, args))
         child.start()

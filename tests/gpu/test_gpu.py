@@ -48,7 +48,9 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int, st
         names = [name for name, size in STRATEGIES if size == world_size]
         keys = [(name, variant) for name in names for variant in parity.VARIANTS + LOW]
         cases = [(name, variant, port) for (name, variant), port in zip(keys, free_ports(len(keys)), strict=True)]
-        ranks = run_ranks(parity.many, world_size, cases, folder=tmp_path_factory.mktemp("parity"), timeout=300)
+        ranks = run_ranks(
+            parity.many, world_size, cases, folder=tmp_path_factory.mktemp("parity"), timeout=300, cuda=True
+        )
         for at, (name, variant) in enumerate(keys):
             found[name, world_size, variant.id] = [rank[at] for rank in ranks]
     return found
@@ -104,7 +106,7 @@ def facts() -> dict[str, Any]:
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 def test_each_rank_has_its_device_and_the_collectives_work(tmp_path: Path, world_size: int) -> None:
     needs(world_size)
-    ranks = run_ranks(facts, world_size, folder=tmp_path)
+    ranks = run_ranks(facts, world_size, folder=tmp_path, cuda=True)
     for rank, got in enumerate(ranks):
         assert got["device"] == f"cuda:{rank}"
         assert got["where"] == {f"cuda:{rank}"}
@@ -125,7 +127,7 @@ def one_visible() -> str:
 def test_one_visible_device_per_task_is_index_0(tmp_path: Path) -> None:
     """As Slurm's --gpus-per-task binds them: each rank sees its own device only."""
     needs(2)
-    ranks = run_ranks(one_visible, 2, folder=tmp_path, env=lambda rank: {"CUDA_VISIBLE_DEVICES": str(rank)})
+    ranks = run_ranks(one_visible, 2, folder=tmp_path, env=lambda rank: {"CUDA_VISIBLE_DEVICES": str(rank)}, cuda=True)
     assert ranks == ["cuda:0 0 2.0", "cuda:0 1 2.0"]
 
 
@@ -168,9 +170,9 @@ MOVES = [
 @pytest.mark.parametrize(("source", "target"), MOVES, ids=lambda side: "-".join(map(str, side)))
 def test_a_checkpoint_moves_between_gpus_and_the_cpu(tmp_path: Path, source: Any, target: Any) -> None:
     needs(max(side[2] for side in (source, target) if side[1] == "cuda"))
-    saved = run_ranks(train_and_save, source[2], source[0], source[1], False, folder=tmp_path)
-    again = run_ranks(train_and_save, source[2], source[0], source[1], True, folder=tmp_path)
-    moved = run_ranks(train_and_save, target[2], target[0], target[1], True, folder=tmp_path)
+    saved = run_ranks(train_and_save, source[2], source[0], source[1], False, folder=tmp_path, cuda=True)
+    again = run_ranks(train_and_save, source[2], source[0], source[1], True, folder=tmp_path, cuda=True)
+    moved = run_ranks(train_and_save, target[2], target[0], target[1], True, folder=tmp_path, cuda=True)
     assert saved[0]["step"] == 10
     for rank in moved:
         assert (again[0]["at"], rank["at"]) == (9, 9)
