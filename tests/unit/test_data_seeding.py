@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, StackDataset, Subset, TensorDataset
 
-from phalanx.data import prepare_loader
-from phalanx.data.seeding import draws_nothing, extend, fetches_batches, mix, undisturbed
+from phalanx.data import numpy_aside, prepare_loader, seeding
+from phalanx.data.seeding import draws_nothing, extend, fetches_batches, mix, seed_all, undisturbed
 from tests.unit.data_world import Alone
 
 
@@ -124,8 +124,11 @@ def test_a_datasets_own_batched_access_is_kept_and_seeded_once():
 
 @pytest.mark.parametrize("dataset", [Augmented(), Stream(), TensorDataset(torch.ones(12)), list(range(12))])
 @pytest.mark.parametrize("workers", [0, 1])
-def test_the_runs_own_random_numbers_are_not_disturbed(dataset, workers):
+@pytest.mark.parametrize("swaps", [True, False])
+def test_the_runs_own_random_numbers_are_not_disturbed(dataset, workers, swaps, monkeypatch):
     """Dropout in the loop must not depend on how data is loaded."""
+    monkeypatch.setattr(numpy_aside, "_swappable", None if swaps else False)
+    monkeypatch.setattr(seeding, "_spares", [])
 
     def main_draws(loader):
         random.seed(1), np.random.seed(2), torch.manual_seed(3)
@@ -135,6 +138,47 @@ def test_the_runs_own_random_numbers_are_not_disturbed(dataset, workers):
 
     user = DataLoader(dataset, 2, num_workers=workers, shuffle=None if isinstance(dataset, IterableDataset) else True)
     assert main_draws(prepare_loader(user, Alone(), 0, None, True)) == main_draws(range(6))
+
+
+def test_this_numpy_lets_its_generator_be_swapped():
+    with undisturbed():
+        assert numpy_aside._swappable
+    generator = np.random.get_bit_generator()
+    with undisturbed():
+        assert np.random.get_bit_generator() is not generator
+    assert np.random.get_bit_generator() is generator
+
+
+@pytest.mark.parametrize("swaps", [True, False])
+def test_a_stream_goes_on_where_it_stopped(swaps, monkeypatch):
+    """As one uninterrupted stream of the same seed, kept second values of randn included, nested uses too."""
+    monkeypatch.setattr(numpy_aside, "_swappable", None if swaps else False)
+    monkeypatch.setattr(seeding, "_spares", [])
+    seed_all(11)
+    expected = [(draws(), np.random.randn()) for _ in range(4)]
+    stream, got = seeding.Stream(11), []
+    np.random.seed(5), np.random.randn()
+    for _ in range(4):
+        with stream.use():
+            first = draws()
+            with undisturbed():
+                seed_all(2)
+                assert (draws(), np.random.randn()) != expected[0]
+            got.append((first, np.random.randn()))
+        np.random.rand(), random.random(), torch.rand(())
+    assert got == expected
+
+
+def test_a_bit_generator_of_the_users_own_is_kept():
+    """Seeding a sample works under it as well, though PCG64 can't be seeded anew."""
+    before = np.random.get_bit_generator()
+    try:
+        np.random.set_bit_generator(np.random.PCG64(3))
+        reference = rows(Augmented())
+        assert np.random.rand() == np.random.Generator(np.random.PCG64(3)).random()
+    finally:
+        np.random.set_bit_generator(before)
+    assert rows(Augmented()) == reference
 
 
 def test_undisturbed_holds_after_an_error():

@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch.utils.data import ConcatDataset, Dataset, StackDataset, Subset, TensorDataset
 
+from .numpy_aside import NumpyAside
+
 _MASK = (1 << 64) - 1
 
 
@@ -54,40 +56,51 @@ def seed_all(seed: int) -> None:
 
     torch and NumPy start the same Mersenne Twister from 32 bits, so each gets its own half of `seed`.
     """
+    _seed_own(seed)
+    _seed_numpy(seed)
+
+
+def _seed_own(seed: int) -> None:
     # torch.manual_seed also visits every accelerator, which costs a hundred times more.
     torch.default_generator.manual_seed(seed & 0xFFFFFFFF)
     random.seed(seed)
+
+
+def _seed_numpy(seed: int) -> None:
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         numpy.random.seed(seed >> 32)
 
 
-def capture() -> tuple[Any, Any, Any]:
-    """The states of the three generators that `seed_all` seeds."""
-    numpy = sys.modules.get("numpy")
-    return (
-        torch.default_generator.get_state(),
-        random.getstate(),
-        None if numpy is None else numpy.random.get_state(legacy=False),
-    )
+def _capture() -> tuple[Any, Any]:
+    return torch.default_generator.get_state(), random.getstate()
 
 
-def restore(states: tuple[Any, Any, Any]) -> None:
-    """Put back what `capture` gave."""
+def _restore(states: tuple[Any, Any]) -> None:
     torch.default_generator.set_state(states[0])
     random.setstate(states[1])
-    if states[2] is not None:
-        sys.modules["numpy"].random.set_state(states[2])
+
+
+_spares: list[NumpyAside] = []
 
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Whatever is drawn inside leaves the three generators as they were."""
-    states = capture()
-    try:
+    """Whatever is drawn inside leaves the three generators as they were. Seed inside before drawing."""
+    spare = _spares.pop() if _spares else NumpyAside()
+    with _apart(spare):
         yield
+    _spares.append(spare)
+
+
+@contextmanager
+def _apart(numpy: NumpyAside) -> Iterator[None]:
+    states = _capture()
+    try:
+        with numpy:
+            yield
     finally:
-        restore(states)
+        _restore(states)
 
 
 class Stream:
@@ -95,20 +108,23 @@ class Stream:
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
-        self._states: tuple[Any, Any, Any] | None = None
+        self._states: tuple[Any, Any] | None = None
+        self._numpy = NumpyAside()
 
     @contextmanager
     def use(self) -> Iterator[None]:
         """Draw from this stream inside, from the run's own again afterwards."""
-        with undisturbed():
+        with _apart(self._numpy):
+            if self._numpy.fresh:
+                _seed_numpy(self._seed)
             if self._states is None:
-                seed_all(self._seed)
+                _seed_own(self._seed)
             else:
-                restore(self._states)
+                _restore(self._states)
             try:
                 yield
             finally:
-                self._states = capture()
+                self._states = _capture()
 
 
 def draws_nothing(dataset: Any) -> bool:
