@@ -466,6 +466,24 @@ def test_epochs_and_ranks_differ_and_a_rerun_does_not(tmp_path: Path) -> None:
     assert not {row[1:] for row in ranks[0][0]} & {row[1:] for row in ranks[0][1]}  # new augmentation each epoch
 
 
+def two_loaders() -> list[list[float]]:
+    with phalanx.init(seed=7, progress=False) as run:
+        model = nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        val = DataLoader(line(12), batch_size=2)
+        first, second = (DataLoader(line(12), batch_size=2, shuffle=True) for _ in range(2))
+        _, _, val, first, second = run.prepare(model, optimizer, val, first, second)
+        return [[i for x, _ in loader for i in x.flatten().tolist()] for loader in (val, first, second)]
+
+
+def test_two_training_loaders_are_shuffled_differently(tmp_path: Path) -> None:
+    ranks = run_ranks(two_loaders, 2, folder=tmp_path)
+    val, first, second = ([rank[which] for rank in ranks] for which in range(3))
+    for order in (val, first, second):
+        assert sorted(i for part in order for i in part) == list(range(12))
+    assert first != second
+
+
 # Run directory, records, log.
 
 

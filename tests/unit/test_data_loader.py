@@ -358,3 +358,28 @@ def test_numpy_keys_and_text_keys():
         first, second = (list(loader) for _ in range(2))
         assert [text.partition(":")[0] for text in first[0]] == [str(key) for key in sampler]
         assert first != second
+
+
+def test_training_loaders_are_shuffled_each_in_its_own_way():
+    """The first as torch's randperm of (seed, pass) would, whatever comes after it; and every rank alike."""
+    user = DataLoader(range(40), 4, shuffle=True)
+    orders = []
+    for number in range(3):
+        ranks = [flat(prepare_loader(user, Alone(rank, 2), 7, None, True, number)) for rank in (0, 1)]
+        assert sorted(int(i) for i in flat(ranks)) == list(range(40))
+        orders.append([int(i) for i in flat(ranks)])
+    assert orders[0] == [int(i) for rank in (0, 1) for i in flat(prepare(user, rank, 2))]
+    same_place = [sum(a == b for a, b in zip(one, other, strict=True)) for one in orders for other in orders]
+    assert [count == 40 for count in same_place] == [True, False, False, False, True, False, False, False, True]
+
+
+def test_a_position_saved_before_loaders_had_numbers_is_warned_of():
+    old = {"pass": 1, "consumed": 8, "batches": 2, "finished": False, "world_size": 1}
+    user = DataLoader(range(40), 4, shuffle=True)
+    prepare(user).load_state_dict(old)
+    second = prepare_loader(user, Alone(), 7, None, True, 1)
+    second.load_state_dict({**old, "finished": True})
+    second.load_state_dict({**old, "number": 1})
+    with pytest.warns(UserWarning, match="a loader other than the first repeats and leaves out samples"):
+        second.load_state_dict(old)
+    assert len(list(second)) == 8

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 from ..errors import DataError
 from .feed import Feed, IterableFeed, MapFeed, Position, make_feed
 from .groups import Group, Peers
+from .seeding import mix
 
 
 class PreparedLoader:
@@ -20,10 +21,11 @@ class PreparedLoader:
     The loader it was made from is left as it was; attributes not found here are read from it.
     """
 
-    def __init__(self, loader: DataLoader[Any], feed: Feed, world_size: int, train: bool) -> None:
+    def __init__(self, loader: DataLoader[Any], feed: Feed, world_size: int, train: bool, number: int) -> None:
         self._user = loader
         self._feed = feed
         self._train = train
+        self._number = number
         self._position = Position()
         self._world_size = world_size
         self._resumed = True  # the position is where the next pass goes on, not where one ended
@@ -107,6 +109,7 @@ class PreparedLoader:
             "batches": at.batches,
             "finished": at.finished,
             "world_size": self._world_size,
+            **({"number": self._number} if self._number else {}),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -118,6 +121,12 @@ class PreparedLoader:
             finished=bool(state["finished"]),
         )
         self._resumed = not self._position.finished
+        if self._number and self._resumed and self._position.batches and "number" not in state:
+            warnings.warn(
+                "the checkpoint is of a version that gave all training loaders one order: in what is left of the pass "
+                "begun then, a loader other than the first repeats and leaves out samples",
+                stacklevel=3,
+            )
         before = int(state.get("world_size", self._world_size))
         if self._resumed and before != self._world_size:
             self._rescale(before)
@@ -135,9 +144,11 @@ class PreparedLoader:
 
 
 def prepare_loader(
-    loader: DataLoader[Any], peers: Peers, seed: int, num_workers: int | None, train: bool
+    loader: DataLoader[Any], peers: Peers, seed: int, num_workers: int | None, train: bool, number: int = 0
 ) -> PreparedLoader:
     """This rank's part of `loader`, whose `batch_size` is per rank; `num_workers` overrides the loader's.
+
+    `number` tells a run's training loaders apart: each has orders and random numbers of its own.
 
     Settings are kept, with one exception: with `in_order=False` the ranks exchange counts for each group, and
     a resumed pass repeats or leaves out what was out of order.
@@ -145,10 +156,10 @@ def prepare_loader(
     Raises DataError (on every rank) for a loader that cannot be shared out, and in training for one that
     has fewer samples than there are ranks or leaves no complete batch.
     """
-    feed = make_feed(loader, peers, seed, num_workers)
+    feed = make_feed(loader, peers, mix(seed, number) if number else seed, num_workers)
     if train:
         check_enough(feed, peers.world_size)
-    return PreparedLoader(loader, feed, peers.world_size, train)
+    return PreparedLoader(loader, feed, peers.world_size, train, number)
 
 
 def check_enough(feed: Feed, world_size: int) -> None:

@@ -130,7 +130,10 @@ def _loader(session: Session, loader: DataLoader[Any] | PreparedLoader, training
     config = session.config
     workers = session.auto_workers if config.num_workers == "auto" else config.num_workers
     shuffles = isinstance(loader.sampler, RandomSampler) or getattr(loader.sampler, "shuffle", False) is True
-    prepared = prepare_loader(loader, session.comm, config.seed, workers, train=training or shuffles)
+    train = training or shuffles
+    number = session.training_loaders if train else 0
+    prepared = prepare_loader(loader, session.comm, config.seed, workers, train, number)
+    session.training_loaders += train
     session.contents.stateful[f"loader.{len(session.loaders)}"] = prepared
     session.loaders.append(prepared)
     return prepared

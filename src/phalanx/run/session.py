@@ -43,6 +43,7 @@ class Session:
     models: list[nn.Module] = field(default_factory=list)  # as given back, wrappers included
     optimizers: list[OptimizerProxy] = field(default_factory=list)
     loaders: list[PreparedLoader] = field(default_factory=list)
+    training_loaders: int = 0  # of them
 
     @property
     def comm(self) -> Comm:
