@@ -44,8 +44,8 @@ LAUNCHERS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "mpich": {
         "rank": ("PMI_RANK",),
         "world_size": ("PMI_SIZE",),
-        "local_rank": ("MPI_LOCALRANKID",),
-        "local_world_size": ("MPI_LOCALNRANKS",),
+        "local_rank": ("MPI_LOCALRANKID", "PMI_LOCAL_RANK", "PALS_LOCAL_RANKID", "MV2_COMM_WORLD_LOCAL_RANK"),
+        "local_world_size": ("MPI_LOCALNRANKS", "PMI_LOCAL_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE"),
     },
     "slurm": {
         "rank": ("SLURM_PROCID",),
@@ -72,6 +72,18 @@ class Word:
 
 
 Words = dict[str, Word]
+
+
+def meant(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables that say something: an empty one counts as unset, and so does Slurm's `(null)`."""
+    said = {
+        name: value
+        for name, value in environ.items()
+        if value.strip() and not (name.startswith("SLURM") and value.strip() == "(null)")
+    }
+    if "SLURM_STEPID" in said:  # the older name, which Slurm sets too
+        said.setdefault("SLURM_STEP_ID", said["SLURM_STEPID"])
+    return said
 
 
 def believed(environ: Mapping[str, str]) -> tuple[str, Words]:

@@ -15,6 +15,7 @@ from .errors import TopologyError
 from .hostlist import expand_hostlist
 from .launch_env import (
     FIELDS,
+    LAUNCHERS,
     Word,
     Words,
     agreeing,
@@ -23,12 +24,14 @@ from .launch_env import (
     first_set,
     in_slurm_step,
     integer,
+    meant,
     without_slurm_step,
 )
 
 # Below the ephemeral ports (32768 and up) and above those that services usually take.
 _PORTS = range(20000, 32000)
 _LOOPBACK = re.compile(r"localhost(\..*)?|ip6-localhost|127\.[0-9.]+|::1", re.IGNORECASE)
+_SIZE_OF = {source: names["local_world_size"][0] for source, names in LAUNCHERS.items() if "local_world_size" in names}
 _BRACKETED = re.compile(r"\[([^\[\]]+)\](?::(.*))?")
 
 
@@ -54,8 +57,9 @@ class Topology:
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> Topology:
         """The topology that the variables describe; TopologyError if they contradict each other."""
+        environ = meant(environ)
         source, said = believed(environ)
-        place = _complete(said, environ)
+        place = _complete(source, said, environ)
         addr, port = _master(place, environ)
         if source == "torchrun" and "TORCHELASTIC_RUN_ID" not in environ:
             others = (other for other, _ in agreeing(said, environ) if other != source)
@@ -74,8 +78,9 @@ class Topology:
         It differs from `from_environ(os.environ)` in one place: a command typed in the shell of
         `srun --ntasks 4 --pty bash` has all variables of that step's rank 0, but is a single process.
         """
-        typed = in_slurm_step(os.environ) and _typed_in_task_shell(os.environ)
-        return cls.from_environ(without_slurm_step(os.environ) if typed else os.environ)
+        environ = meant(os.environ)
+        typed = in_slurm_step(environ) and _typed_in_task_shell(environ)
+        return cls.from_environ(without_slurm_step(environ) if typed else environ)
 
     def environ(self) -> dict[str, str]:
         """The variables that torch.distributed and its like read, as far as they are known."""
@@ -105,7 +110,7 @@ def _typed_in_task_shell(environ: Mapping[str, str]) -> bool:
         return False
 
 
-def _complete(said: Words, environ: Mapping[str, str]) -> Words:
+def _complete(source: str, said: Words, environ: Mapping[str, str]) -> Words:
     """All six fields: what was said, by this launcher or another that agrees, and what follows."""
     check_below(said["rank"], said["world_size"])
     place = dict(said)
@@ -113,9 +118,12 @@ def _complete(said: Words, environ: Mapping[str, str]) -> Words:
         place = other | place
     place = _one_of_a_kind(place) | place
     if "local_rank" not in place:
-        raise _unknown("local_rank", "LOCAL_RANK", place)
+        raise _unknown("local_rank", place, f"set {LAUNCHERS[source]['local_rank'][0]} in each task")
     if "local_world_size" not in place:
-        place |= _derived(local_world_size=_local_size(place, environ))
+        size = _local_size(place, environ)
+        if size is None:
+            raise _unknown("local_world_size", place, f"set {_SIZE_OF.get(source, 'SLURM_STEP_NUM_NODES')}")
+        place |= _derived(local_world_size=size)
     check_below(place["local_rank"], place["local_world_size"])
     if place["local_world_size"].value > place["world_size"].value:
         raise TopologyError(
@@ -148,25 +156,34 @@ def _one_of_a_kind(place: Words) -> Words:
     return {}
 
 
-def _local_size(place: Words, environ: Mapping[str, str]) -> int:
-    """Ranks on this node: an even share of known nodes, else all if their master is on this host."""
+def _local_size(place: Words, environ: Mapping[str, str]) -> int | None:
+    """Ranks on this node: an even share of known nodes, else all if nothing speaks of other nodes."""
     rank, world, local = (place[field].value for field in ("rank", "world_size", "local_rank"))
     if "num_nodes" in place:
-        return -(-world // place["num_nodes"].value)
+        return min(-(-world // place["num_nodes"].value), world - max(0, rank - local))  # the last node may have fewer
     node = place["node_rank"].value if "node_rank" in place else 0
     if node and not (rank - local) % node:  # nodes before this one, as full as it
         return (rank - local) // node
     addr, _ = _said_master(environ)
+    if addr and not _LOOPBACK.fullmatch(addr):
+        return None
+    if rank == local:  # the first node, and the only one unless the job has others
+        return world if addr or _job_nodes(environ) == 1 else None
     even = [size for size in range(local + 1, world + 1) if not world % size and not (rank - local) % size]
-    if (addr is None or _LOOPBACK.fullmatch(addr)) and even and (rank == local or len(even) == 1):
-        return even[-1]
-    raise _unknown("local_world_size", "LOCAL_WORLD_SIZE", place)
+    return even[0] if len(even) == 1 else None
 
 
 def _node_count(place: Words, environ: Mapping[str, str]) -> int:
+    """All nodes of the job, if each other one can have a rank; else as many as it takes."""
     world, local = place["world_size"].value, place["local_world_size"].value
-    hosts = _job_hosts(environ)
-    return len(hosts) if len(hosts) > 1 and local < world else -(-world // local)
+    hosts = len(_job_hosts(environ))
+    return hosts if 1 < hosts <= 1 + world - local else -(-world // local)
+
+
+def _job_nodes(environ: Mapping[str, str]) -> int:
+    """Nodes of the Slurm job around this process; 1 outside one."""
+    name = first_set(environ, "SLURM_NNODES", "SLURM_JOB_NUM_NODES")
+    return integer(environ, name, least=1) if name else max(1, len(_job_hosts(environ)))
 
 
 def _node_index(place: Words, environ: Mapping[str, str]) -> int:
@@ -177,15 +194,18 @@ def _node_index(place: Words, environ: Mapping[str, str]) -> int:
     hosts, here = _job_hosts(environ), environ.get("SLURMD_NODENAME")
     if here in hosts and len(hosts) == place["num_nodes"].value:
         return hosts.index(here)
-    node, expected = divmod(place["rank"].value, place["local_world_size"].value)
-    if expected != place["local_rank"].value:
-        raise _unknown("node_rank", "PHALANX_RANK, PHALANX_NODE_RANK and their like, or fill node by node", place)
-    return node
+    rank, local, nodes = (place[field].value for field in ("rank", "local_rank", "num_nodes"))
+    for size in (place["local_world_size"].value, -(-place["world_size"].value // nodes)):  # the last may have fewer
+        node, expected = divmod(rank, size)
+        if expected == local and node < nodes:
+            return node
+    remedy = "set PHALANX_RANK, PHALANX_WORLD_SIZE and PHALANX_NODE_RANK in each task, or have nodes filled in turn"
+    raise _unknown("node_rank", place, remedy)
 
 
-def _unknown(field: str, remedy: str, place: Words) -> TopologyError:
+def _unknown(field: str, place: Words, remedy: str) -> TopologyError:
     said = ", ".join(str(place[known]) for known in FIELDS if known in place)
-    return TopologyError(f"cannot tell the {field.replace('_', ' ')} from {said}: set {remedy}")
+    return TopologyError(f"cannot tell the {field.replace('_', ' ')} from {said}: {remedy}")
 
 
 def _master(place: Words, environ: Mapping[str, str]) -> tuple[str | None, int | None]:

@@ -188,8 +188,8 @@ def test_plain_srun_gives_all_that_torch_needs() -> None:
         "SLURM_STEP_NODELIST=lab[01-02]"
     )
     said = Topology.from_environ(environ).environ()
-    port = said.pop("MASTER_PORT")
-    assert said == env("RANK=2 WORLD_SIZE=3 LOCAL_RANK=0 LOCAL_WORLD_SIZE=2 MASTER_ADDR=lab01")
+    port = said.pop("MASTER_PORT")  # of 3 tasks, the last is alone on the second node
+    assert said == env("RANK=2 WORLD_SIZE=3 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 MASTER_ADDR=lab01")
     assert 1024 < int(port) < 32768
 
 
@@ -204,18 +204,106 @@ def test_ranks_set_in_each_task_are_completed_by_slurm() -> None:
 
 
 @pytest.mark.parametrize(
-    "environ",
+    ("environ", "asked", "expected"),
     [
-        env("RANK=1 WORLD_SIZE=2"),
-        env("RANK=1 WORLD_SIZE=2 MASTER_ADDR=lab01 MASTER_PORT=29500"),
-        env("PHALANX_RANK=0 PHALANX_WORLD_SIZE=2"),
-        env("PMI_RANK=0 PMI_SIZE=2"),
-        env("RANK=1 WORLD_SIZE=2", **BATCH),
+        (env("RANK=1 WORLD_SIZE=2"), env("LOCAL_RANK=1"), (1, 2, 1, 2, 0, 1)),
+        (
+            env("RANK=1 WORLD_SIZE=2 MASTER_ADDR=lab01 MASTER_PORT=29500 LOCAL_WORLD_SIZE=2"),
+            env("LOCAL_RANK=1"),
+            (1, 2, 1, 2, 0, 1),
+        ),
+        (env("PHALANX_RANK=0 PHALANX_WORLD_SIZE=2 NNODES=1"), env("PHALANX_LOCAL_RANK=0"), (0, 2, 0, 2, 0, 1)),
+        (env("PMI_RANK=0 PMI_SIZE=2"), env("MPI_LOCALRANKID=0"), (0, 2, 0, 2, 0, 1)),
+        (env("PMI_RANK=1 PMI_SIZE=2"), env("MPI_LOCALRANKID=1"), (1, 2, 1, 2, 0, 1)),
+        (env("PMI_RANK=1 PMI_SIZE=2"), env("MPI_LOCALRANKID=0"), (1, 2, 0, 1, 1, 2)),
+        (
+            env("PMI_RANK=2 PMI_SIZE=4 MPI_LOCALRANKID=0 MASTER_ADDR=lab01"),
+            env("MPI_LOCALNRANKS=2"),
+            (2, 4, 0, 2, 1, 2),
+        ),
+        (env("RANK=2 WORLD_SIZE=4 LOCAL_RANK=0"), env("LOCAL_WORLD_SIZE=2"), (2, 4, 0, 2, 1, 2)),
+        (env("RANK=1 WORLD_SIZE=4 LOCAL_RANK=1", **BATCH), env("LOCAL_WORLD_SIZE=2"), (1, 4, 1, 2, 0, 2)),
+        (
+            env("SLURM_STEP_ID=0 SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NTASKS=4 SLURM_JOB_NODELIST=lab[01-02]"),
+            env("SLURM_STEP_NUM_NODES=2"),
+            (0, 4, 0, 2, 0, 2),
+        ),
+        (
+            HYDRA | env("PMI_RANK=2"),
+            env("PHALANX_RANK=2 PHALANX_WORLD_SIZE=4 PHALANX_NODE_RANK=0"),
+            (2, 4, 1, 2, 0, 2),
+        ),
     ],
 )
-def test_a_local_rank_that_cannot_be_known_is_asked_for(environ: Env) -> None:
-    with pytest.raises(TopologyError, match=r"local rank.*set LOCAL_RANK"):
+def test_a_place_that_cannot_be_known_is_asked_for(environ: Env, asked: Env, expected: Place) -> None:
+    """The error names the variables that are missing, and setting them is enough."""
+    with pytest.raises(TopologyError) as caught:
         read(environ)
+    assert [name for name in asked if name not in str(caught.value).rpartition("set ")[2]] == []
+    assert read(environ | asked) == expected
+
+
+@pytest.mark.parametrize("rank", range(4))
+@pytest.mark.parametrize("nodes", [env("SLURM_NNODES=2"), env("SLURM_JOB_NODELIST=lab[01-02]")])
+def test_nodes_of_a_job_are_not_guessed_to_be_one(rank: int, nodes: Env) -> None:
+    """Two ranks on each of two nodes, or four on one? Either may be, and the ranks must not differ over it."""
+    said = env(f"RANK={rank} WORLD_SIZE=4 LOCAL_RANK={rank % 2}") | nodes
+    if rank == 3:  # local rank 1 of rank 3: nodes of two, whatever the job
+        assert read(said) == LAST
+    else:
+        with pytest.raises(TopologyError, match="set LOCAL_WORLD_SIZE"):
+            read(said)
+    assert read(said | env("LOCAL_WORLD_SIZE=2")) == (rank, 4, rank % 2, 2, rank // 2, 2)
+    alone = env(f"RANK={rank} WORLD_SIZE=4 LOCAL_RANK={rank} MASTER_ADDR=localhost") | nodes
+    assert read(alone) == (rank, 4, rank, 4, 0, 1)
+
+
+def test_the_last_node_may_have_fewer_ranks() -> None:
+    """Open MPI with 5 ranks on 3 nodes, filled in turn."""
+    for rank, node in enumerate([0, 0, 1, 1, 2]):
+        said = {"RANK": rank, "SIZE": 5, "LOCAL_RANK": rank % 2, "LOCAL_SIZE": 1 + (node < 2)}
+        mpi = {f"OMPI_COMM_WORLD_{name}": str(value) for name, value in said.items()}
+        assert read(mpi | env("OMPI_MCA_orte_num_nodes=3")) == (rank, 5, rank % 2, 1 + (node < 2), node, 3)
+
+
+def test_a_launch_on_some_of_a_jobs_nodes_counts_its_own() -> None:
+    job = env("SLURM_JOB_ID=7 SLURM_NNODES=8 SLURM_JOB_NODELIST=lab[01-08]")
+    assert read(job | env("RANK=1 WORLD_SIZE=2 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1")) == (1, 2, 0, 1, 1, 2)
+
+
+EMPTY = env("RANK= WORLD_SIZE= LOCAL_RANK= LOCAL_WORLD_SIZE= MASTER_ADDR= MASTER_PORT= GROUP_RANK= PMI_RANK=")
+NULL = dict.fromkeys(("SLURM_JOB_NODELIST", "SLURM_NODELIST", "SLURM_JOB_ID", "SLURM_NNODES"), "(null)")
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        (EMPTY, SINGLE),
+        (env("RANK= LOCAL_RANK=0"), SINGLE),
+        (env("PHALANX_RANK= PHALANX_WORLD_SIZE="), SINGLE),
+        (task(3, 1, 1) | EMPTY, LAST),
+        (task(3, 1, 1, SLURM_STEP_TASKS_PER_NODE="", SLURM_TASKS_PER_NODE="2(x2)"), LAST),
+        (OPENMPI | EMPTY, LAST),
+        (NULL, SINGLE),
+        (env("RANK=1 WORLD_SIZE=2 LOCAL_RANK=1") | NULL, (1, 2, 1, 2, 0, 1)),
+        (HYDRA | NULL | env("SLURMD_NODENAME=(null)"), LAST),
+    ],
+)
+def test_an_empty_variable_counts_as_unset(environ: Env, expected: Place) -> None:
+    assert read(environ) == expected
+
+
+def test_a_steps_number_under_its_older_name() -> None:
+    step = task(3, 1, 1, SLURM_STEPID="5")
+    del step["SLURM_STEP_ID"]
+    assert Topology.from_environ(step) == Topology.from_environ(step | env("SLURM_STEP_ID=5"))
+    assert read(step) == LAST
+
+
+def test_local_ranks_as_cray_and_mvapich_say_them() -> None:
+    assert read(env("PMI_RANK=3 PMI_SIZE=4 PMI_LOCAL_RANK=1 PMI_LOCAL_SIZE=2")) == LAST
+    mvapich = env("PMI_RANK=3 PMI_SIZE=4 MV2_COMM_WORLD_LOCAL_RANK=1 MV2_COMM_WORLD_LOCAL_SIZE=2")
+    assert read(mvapich) == LAST
 
 
 @pytest.mark.parametrize(
@@ -250,7 +338,7 @@ def test_what_follows_for_certain_is_derived(environ: Env, expected: Place) -> N
         (EXPLICIT | env("PHALANX_RANK=6"), ["PHALANX_RANK=6", "PHALANX_WORLD_SIZE=6"]),
         # no whole numbers
         (env("RANK=abc WORLD_SIZE=2 LOCAL_RANK=0"), ["RANK='abc'"]),
-        (env("RANK= WORLD_SIZE=2 LOCAL_RANK=0"), ["RANK=''"]),
+        (env("RANK= WORLD_SIZE=2 LOCAL_RANK=0"), ["WORLD_SIZE=2", "RANK is not set"]),
         (env("RANK=-1 WORLD_SIZE=2 LOCAL_RANK=0"), ["RANK='-1'"]),
         (env("RANK=1_0 WORLD_SIZE=20 LOCAL_RANK=0"), ["RANK='1_0'"]),
         (env("RANK=0 WORLD_SIZE=2.0 LOCAL_RANK=0"), ["WORLD_SIZE='2.0'"]),

@@ -141,7 +141,7 @@ def test_a_launchers_own_words_stay(tmp_path: Path) -> None:
     assert run(script, rank=1).stdout == "['1', '2', '1', '2', 'localhost', '29511']\n"
     step = {"SLURM_PROCID": "2", "SLURM_LOCALID": "0", "SLURM_NTASKS": "3", "SLURM_STEP_ID": "0"}
     slurm = run(script, SLURM_STEP_NODELIST="lab[01-02]", MASTER_PORT="29611", **step)
-    assert slurm.stdout == "['2', '3', '0', '2', 'lab01', '29611']\n"
+    assert slurm.stdout == "['2', '3', '0', '1', 'lab01', '29611']\n"
 
 
 def test_a_failure_leaves_a_report_and_its_traceback_in_the_log(tmp_path: Path) -> None:

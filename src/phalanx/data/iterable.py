@@ -75,7 +75,7 @@ def shard(iterable: Iterable[T]) -> Iterator[T]:
     if isinstance(info, SplitInfo):
         return islice(iterable, info.id, None, info.num_workers)
     worker, workers = (0, 1) if info is None else (info.id, info.num_workers)
-    rank, ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    rank, ranks = int(os.environ.get("RANK") or 0), int(os.environ.get("WORLD_SIZE") or 1)
     return islice(iterable, worker * ranks + rank, None, ranks * workers)
 
 
