@@ -94,6 +94,66 @@ def test_values_over_ranks(tmp_path: Path, world_size: int) -> None:
         assert got["pair"] == Pair(sum(range(w)), sum(range(w)))
 
 
+# The user's own module, and its weights.
+
+
+class Tied(nn.Module):
+    """Odd sizes, a tied weight, buffers (one of them not saved), a frozen part and a method of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(7, 5)
+        self.blocks = nn.ModuleList([nn.Linear(5, 5), nn.Linear(5, 5)])
+        self.norm = nn.BatchNorm1d(5).eval()
+        self.head = nn.Linear(5, 7, bias=False)
+        self.head.weight = self.embed.weight
+        self.blocks[0].requires_grad_(False)
+        self.register_buffer("scratch", torch.zeros(3), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.embed(x)
+        for block in self.blocks:
+            hidden = torch.tanh(block(hidden))
+        return self.head(self.norm(hidden))
+
+    def greedy(self) -> str:
+        return "mine"
+
+
+def exported(strategy: str) -> tuple[dict[str, Tensor], bool, str]:
+    with phalanx.init(strategy=strategy, seed=3, progress=False) as run:
+        net = Tied()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        rows = torch.arange(8)
+        loader = DataLoader(TensorDataset(rows % 7, (rows * 3) % 7), batch_size=-(-8 // run.world_size))
+        model, optimizer, loader = run.prepare(net, optimizer, loader)
+        for x, y in run.steps(loader):
+            run.backward(nn.functional.cross_entropy(model(x), y))
+            optimizer.step()
+        weights = run.state_dict(model)
+        kept = {name: value.clone() for name, value in weights.items()}
+        for parameter in model.parameters():  # goes on training: the export is a copy
+            parameter.data.add_(1.0)
+        assert all(torch.equal(kept[name], value) for name, value in weights.items())
+        return weights, run.unwrap(model) is net, run.unwrap(model).greedy()
+
+
+@pytest.mark.parametrize(("strategy", "world_size"), [("ddp", 2), ("fsdp", 2), ("fsdp", 1), ("fsdp", 3)])
+def test_exported_weights_are_a_single_processs(tmp_path: Path, strategy: str, world_size: int) -> None:
+    ((alone, *_),) = run_ranks(exported, 1, "single", folder=tmp_path)
+    results = run_ranks(exported, world_size, strategy, folder=tmp_path)
+    weights = results[0][0]
+    assert list(weights) == list(Tied().state_dict())
+    assert all(type(value) is Tensor and value.device.type == "cpu" for value in weights.values())
+    assert weights["head.weight"].data_ptr() == weights["embed.weight"].data_ptr()
+    for rank, (others, again, mine) in enumerate(results):
+        assert (again, mine) == (True, "mine")
+        assert rank == 0 or others == {}
+    plain = Tied()
+    plain.load_state_dict(weights)
+    torch.testing.assert_close(dict(plain.state_dict()), alone)
+
+
 # Evaluation.
 
 

@@ -21,6 +21,7 @@ from ..records import Exit, Metric
 from ..topology import Topology
 from ..trackers.base import Tracker
 from ..worker import headline
+from .export import full_state
 from .gradients import AccumulateContext
 from .loop import Loop
 from .prepare import prepare
@@ -91,7 +92,7 @@ class Run:
         """The current epoch, counted from 0."""
         return self._session.epoch
 
-    # The loop.
+    # Models, and the loop.
 
     def prepare(self, *things: Any) -> Any:
         """Models, optimizers, schedulers and loaders, made ready for this run, in the order given.
@@ -105,6 +106,21 @@ class Run:
             UsageError: a thing is none of these, or an optimizer's model is missing.
         """
         return prepare(self._session, things)
+
+    def unwrap(self, model: nn.Module) -> nn.Module:
+        """The module that was passed to `prepare`, for its own methods and attributes.
+
+        Call the prepared model itself in training: its wrappers average gradients and set the precision.
+        """
+        return self._session.strategy.unwrap(model)
+
+    def state_dict(self, model: nn.Module) -> dict[str, Any]:
+        """The whole weights of a model on the CPU, as its own `state_dict` names them: on rank 0, and elsewhere {}.
+
+        All ranks call it. The tensors are copies, the same under every strategy: for `torch.save`, or
+        `load_state_dict` of a module that nobody prepared.
+        """
+        return full_state(self.unwrap(model), self.is_main)
 
     def epochs(self, count: int) -> Iterator[int]:
         """The numbers of the epochs to do, up to `count` in all: a resumed run goes on where it stopped."""
