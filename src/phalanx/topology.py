@@ -27,10 +27,9 @@ from .launch_env import (
     meant,
     without_slurm_step,
 )
+from .ports import job_ports
 
-# Below the ephemeral ports (32768 and up) and above those that services usually take.
-_PORTS = range(20000, 32000)
-_LOOPBACK = re.compile(r"localhost(\..*)?|ip6-localhost|127\.[0-9.]+|::1", re.IGNORECASE)
+LOOPBACK = re.compile(r"localhost(\..*)?|ip6-localhost|127\.[0-9.]+|::1", re.IGNORECASE)
 _SIZE_OF = {source: names["local_world_size"][0] for source, names in LAUNCHERS.items() if "local_world_size" in names}
 _BRACKETED = re.compile(r"\[([^\[\]]+)\](?::(.*))?")
 
@@ -164,8 +163,8 @@ def _local_size(place: Words, environ: Mapping[str, str]) -> int | None:
     node = place["node_rank"].value if "node_rank" in place else 0
     if node and not (rank - local) % node:  # nodes before this one, as full as it
         return (rank - local) // node
-    addr, _ = _said_master(environ)
-    if addr and not _LOOPBACK.fullmatch(addr):
+    addr, _ = said_master(environ)
+    if addr and not LOOPBACK.fullmatch(addr):
         return None
     if rank == local:  # the first node, and the only one unless the job has others
         return world if addr or _job_nodes(environ) == 1 else None
@@ -210,11 +209,11 @@ def _unknown(field: str, place: Words, remedy: str) -> TopologyError:
 
 def _master(place: Words, environ: Mapping[str, str]) -> tuple[str | None, int | None]:
     """Where rank 0 listens: as said, else Slurm's first node, and a port that follows from the job."""
-    addr, port = _said_master(environ)
+    addr, port = said_master(environ)
     several = place["num_nodes"].value > 1
     # torchrun's workers connect to their agents' store, whose address has served already.
     met = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    if addr and several and _LOOPBACK.fullmatch(addr) and not met:
+    if addr and several and LOOPBACK.fullmatch(addr) and not met:
         raise TopologyError(
             f"MASTER_ADDR={addr!r} but {place['num_nodes']}: a loopback address cannot be reached from other "
             "nodes. Set MASTER_ADDR to the first node's name or address"
@@ -229,14 +228,21 @@ def _default_addr(environ: Mapping[str, str], stepped: bool, several: bool) -> s
     if not (several or stepped):
         return "127.0.0.1"
     own = expand_hostlist(environ.get("SLURM_STEP_NODELIST", "")) if stepped else []
-    return next(iter(own or _job_hosts(environ)), None)
+    host = next(iter(own or _job_hosts(environ)), None)
+    return with_suffix(host, environ.get("PHALANX_HOST_SUFFIX", "")) if host and several else host
+
+
+def with_suffix(host: str, suffix: str) -> str:
+    """The host's name in another network, where the site calls `node7` there `node7i`, say."""
+    name, dot, domain = host.partition(".")
+    return f"{name}{suffix}{dot}{domain}"
 
 
 def _default_port(environ: Mapping[str, str], stepped: bool) -> int | None:
     """The same for all ranks of a step, and another for neighbouring jobs and steps."""
     job = environ.get("SLURM_JOB_ID") or environ.get("SLURM_JOBID") or ("0" if stepped else "")
     step = environ["SLURM_STEP_ID"] if stepped else "0"
-    return _PORTS[(31 * int(job) + int(step)) % len(_PORTS)] if job.isdecimal() else None
+    return next(job_ports(int(job), int(step))) if job.isdecimal() else None
 
 
 def _job_hosts(environ: Mapping[str, str]) -> list[str]:
@@ -244,7 +250,7 @@ def _job_hosts(environ: Mapping[str, str]) -> list[str]:
     return expand_hostlist(environ[name]) if name else []
 
 
-def _said_master(environ: Mapping[str, str]) -> tuple[str | None, int | None]:
+def said_master(environ: Mapping[str, str]) -> tuple[str | None, int | None]:
     """MASTER_ADDR and MASTER_PORT, where `host:port` in the former is split."""
     addr_name = first_set(environ, "PHALANX_MASTER_ADDR", "MASTER_ADDR")
     port_name = first_set(environ, "PHALANX_MASTER_PORT", "MASTER_PORT")

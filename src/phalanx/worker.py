@@ -19,8 +19,10 @@ from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
 
 from .errors import PhalanxError, PlanError
+from .launch_env import meant
 from .rundir import log_path
-from .topology import Topology
+from .topology import Topology, said_master
+from .world_size import check_world_size
 
 USAGE = "usage: python -m phalanx.worker SCRIPT [ARGUMENT]..."
 INTERRUPTED = 130
@@ -54,12 +56,14 @@ def main(arguments: list[str]) -> None:
     files = _files(Path(folder).absolute(), f"{_host()}-{os.getpid()}") if folder else None
     try:
         topology = Topology.current()
+        check_world_size(topology, os.environ)
         rank = topology.rank
         if files:
             files = _files(files.folder, str(rank), (rank, topology.node_rank, topology.world_size))
             log = _open_log(files, rank)
         script = _existing(arguments[0])
-        _set_variables(topology)
+        _set_variables(topology, files.folder if files else None)
+        _make_temporary_folders()
     except PhalanxError as error:
         print(f"phalanx: {error}", file=sys.stderr)
         if files and files.folder.is_dir():
@@ -150,13 +154,34 @@ def _existing(script: str) -> Path:
     raise PlanError(f"script {script!r} {what}: looked for {path} on host {_host()}")
 
 
-def _set_variables(topology: Topology) -> None:
+def _set_variables(topology: Topology, run_dir: Path | None) -> None:
     """All that torch.distributed needs; a single process may meet itself at any free port."""
+    place = _meeting_place(topology, run_dir) if run_dir else None
     os.environ.update(topology.environ())
+    if place is not None:
+        os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = place[0], str(place[1])
     if topology.world_size == 1:
         os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
         if "MASTER_PORT" not in os.environ:
             os.environ["MASTER_PORT"] = str(_free_port())
+
+
+def _meeting_place(topology: Topology, run_dir: Path) -> tuple[str, int] | None:
+    if topology.world_size == 1 or topology.source == "torchrun" or said_master(meant(os.environ))[1] is not None:
+        return None
+    from .rendezvous import meet  # sockets and json cost start-up time, and most ranks are told where to meet
+
+    return meet(topology, os.environ, run_dir)
+
+
+def _make_temporary_folders() -> None:
+    """TMPDIR and its like may be on the node's own disk, where nobody has made them yet."""
+    folders = [os.environ.get(name) for name in ("TMPDIR", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")]
+    for folder in filter(None, folders):
+        try:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            print(f"phalanx: cannot make {folder} on host {_host()}: {error.strerror}; set tmpdir", file=sys.stderr)
 
 
 def _free_port() -> int:

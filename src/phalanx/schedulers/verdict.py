@@ -1,4 +1,4 @@
-"""Who failed first: from the ranks' own error files, else from the launcher's report."""
+"""Who failed first: from the ranks' own error files, else from the launcher's report; or what else ended the launch."""
 
 from __future__ import annotations
 
@@ -9,46 +9,143 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..rundir import log_path
+from .deaths import Death, Stop, agents, deaths, stop
+
 # A rank doesn't die of these because another rank failed; of an abort or a broken connection it may.
 _OWN_DEATHS = tuple(
     int(getattr(signal, name)) for name in ("SIGKILL", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE") if hasattr(signal, name)
 )
 _BROKEN = re.compile(r"gloo|nccl|connection (reset|closed|refused)|broken pipe|socket", re.IGNORECASE)
-_REPORTED = re.compile(
-    r"host +: (?P<host>\S+)\s+rank +: (?P<rank>\d+) \(local_rank: \d+\)\s+exitcode +: (?P<code>-?\d+) \(pid"
-)
+_FEW = 4096  # ranks whose error files can be looked at one by one
+_DIRECT = ("python", "srun", "mpirun", None)  # these start the ranks themselves; others start agents
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """A launch that ended badly. It began at Unix time `since` on `host`; `stderr` is the end of what its launcher
+    printed, `returncode` subprocess's. `launcher` None: not known, to be told by the text."""
+
+    run_dir: Path
+    since: float
+    returncode: int
+    stderr: str
+    host: str
+    launcher: str | None
+    world_size: int | None = None
+    nproc_per_node: int | None = None
 
 
 @dataclass(frozen=True)
 class Culprit:
-    """The rank that failed first (None: before it knew its rank); `exit_code` is as a shell shows it."""
+    """The rank that failed first (None: it is not known which); `exit_code` is as a shell shows it. `time` is that
+    of its error file."""
 
     rank: int | None
-    host: str
+    host: str | None
     what: str
     exit_code: int
     error_file: Path | None = None
+    time: float | None = None
+    kind: str = "a rank"
 
     @property
     def who(self) -> str:
-        return "a rank" if self.rank is None else f"rank {self.rank}"
+        return self.kind if self.rank is None else f"rank {self.rank}"
 
 
-def find(run_dir: Path, since: float, returncode: int, stderr: str, host: str, launcher: str) -> Culprit | None:
+def conclude(attempt: Attempt) -> tuple[list[str], int]:
+    """The lines that tell how the attempt ended, and the exit code that the command or job should have."""
+    culprit, stopped = judge(attempt)
+    code = attempt.returncode if attempt.returncode > 0 else 128 - attempt.returncode
+    if culprit is not None:
+        where = f" on {culprit.host}" if culprit.host else ""
+        lines = [f"{culprit.who}{where} {culprit.what}"]
+        log = _log(attempt, culprit.rank)
+        lines += [f"  log: {log}"] if log else []
+        lines += [f"  traceback: {culprit.error_file}"] if culprit.error_file else []
+        return lines, culprit.exit_code or 1
+    if stopped is not None:
+        return [stopped.what], code
+    return [f"{attempt.launcher or 'the launch'} ended with exit code {code}; no rank reported an error"], code
+
+
+def judge(attempt: Attempt) -> tuple[Culprit | None, Stop | None]:
+    """The culprit, or else what ended the launch though no rank had failed; neither if nothing tells."""
+    culprit = find(
+        attempt.run_dir, attempt.since, attempt.returncode, attempt.stderr, attempt.host, attempt.launcher,
+        attempt.world_size,
+    )  # fmt: skip
+    return culprit, None if culprit else _stop(attempt.stderr, attempt.launcher)
+
+
+def find(
+    run_dir: Path, since: float, returncode: int, stderr: str, host: str, launcher: str | None,
+    world_size: int | None = None,
+) -> Culprit | None:  # fmt: skip
     """The culprit of a failed attempt that began at Unix time `since`; None when no rank is known to have
-    failed (the launcher itself did). Error files of earlier attempts don't count."""
+    failed (the launcher itself did, or somebody ended it). Error files of earlier attempts don't count."""
     written = _first_error_file(run_dir, since)
-    if launcher == "python":
-        return written or _died(0, host, returncode)
-    reported = _reported(stderr, host)
-    killed = [culprit for culprit in reported if culprit.exit_code - 128 in _OWN_DEATHS]
+    died = deaths(stderr, launcher)
+    ended = _stop(stderr, launcher)
+    if ended is not None:  # what came after it is its effect
+        died = [death for death in died if death.position < ended.position]
+        if written is not None and _is_effect(written, ended):
+            written = None
+    elif launcher == "python" and not died:
+        return written or _died(Death(0, host, returncode, 0), host)
+    chosen = _choose(run_dir, since, host, written, died)
+    if chosen is not None and ended is None and not died and _BROKEN.search(chosen.what):
+        chosen = _silent_one(run_dir, since, world_size, returncode) or chosen
+    return chosen or _agent(stderr, launcher, ended)
+
+
+def _choose(run_dir: Path, since: float, host: str, written: Culprit | None, died: list[Death]) -> Culprit | None:
+    killed = [death for death in died if -death.code in _OWN_DEATHS and not death.late]
     if killed:
-        return killed[0]
-    ended = [culprit for culprit in reported if culprit.exit_code != 128 + signal.SIGTERM]  # the launcher's own way
-    silent = [culprit for culprit in ended if not _left_words(run_dir, culprit.rank, since)]
+        return _died(killed[0], host)
+    own = [death for death in died if not (death.late and death.code == -signal.SIGKILL)]
+    ended = [death for death in own if death.code != -signal.SIGTERM]  # SIGTERM and, late, SIGKILL: the launcher's way
+    silent = [death for death in ended if not _left_words(run_dir, death.rank, since)]
     if written is not None and silent and _BROKEN.search(written.what):
-        return silent[0]  # it aborted or left by os._exit, and the others only lost their connection to it
-    return written or (reported[0] if reported else None)
+        return _died(silent[0], host)  # it aborted or left by os._exit, and the others only lost their connection
+    return written or (_died(died[0], host) if died else None)
+
+
+def _stop(stderr: str, launcher: str | None) -> Stop | None:
+    direct = [] if launcher in _DIRECT else agents(stderr)
+    return stop(stderr, [*deaths(stderr, launcher), *direct])
+
+
+def _is_effect(written: Culprit, ended: Stop) -> bool:
+    """Whether a rank failed because the launch was ended: later, or for want of a node that is gone."""
+    if ended.node and _BROKEN.search(written.what):
+        return True
+    return ended.time is not None and written.time is not None and written.time >= ended.time
+
+
+def _silent_one(run_dir: Path, since: float, world_size: int | None, returncode: int) -> Culprit | None:
+    """The only rank that left no words, where all others lost a connection: MPICH doesn't name one that exits."""
+    if world_size is None or not 1 < world_size <= _FEW or returncode <= 0:
+        return None
+    silent = [rank for rank in range(world_size) if not _left_words(run_dir, rank, since)]
+    return Culprit(silent[0], None, "left without a word", returncode) if len(silent) == 1 else None
+
+
+def _agent(stderr: str, launcher: str | None, ended: Stop | None) -> Culprit | None:
+    """A launcher's process on one of the nodes that died and took its ranks along."""
+    if launcher in _DIRECT or ended is not None:
+        return None
+    died = agents(stderr)
+    return _died(Death(None, died[0].host, died[0].code, 0), "", f"{launcher} itself") if died else None
+
+
+def _log(attempt: Attempt, rank: int | None) -> Path | None:
+    if rank is None:
+        return None
+    node = rank // (attempt.nproc_per_node or 1)
+    log = log_path(attempt.run_dir, rank, node, attempt.world_size or 1)
+    return log if log.exists() else None
 
 
 def _first_error_file(run_dir: Path, since: float) -> Culprit | None:
@@ -57,7 +154,8 @@ def _first_error_file(run_dir: Path, since: float) -> Culprit | None:
     if not current:
         return None
     path, error = min(current, key=lambda item: float(item[1]["time"]))
-    return Culprit(error["rank"], error["host"], f"failed: {error['exception']}", int(error["exit_code"]), path)
+    what, code = f"failed: {error['exception']}", int(error["exit_code"])
+    return Culprit(error["rank"], error["host"], what, code, path, float(error["time"]))
 
 
 def _left_words(run_dir: Path, rank: int | None, since: float) -> bool:
@@ -74,22 +172,17 @@ def _read(path: Path) -> dict[str, Any] | None:
         return None
 
 
-def _reported(stderr: str, here: str) -> list[Culprit]:
-    """Ranks in torchrun's last report. It lists its root cause last; here it comes first. An agent that
-    meets on loopback calls its host localhost."""
-    report = stderr.rpartition("ChildFailedError")[2]
-    hits = list(_REPORTED.finditer(report))[::-1]
-    hosts = [here if hit["host"] in ("localhost", "127.0.0.1") else hit["host"] for hit in hits]
-    return [_died(int(hit["rank"]), host, int(hit["code"])) for hit, host in zip(hits, hosts, strict=True)]
-
-
-def _died(rank: int, host: str, returncode: int) -> Culprit:
-    """A rank that left no words: all that is known is how its process ended."""
-    if returncode >= 0:
-        return Culprit(rank, host, f"ended with exit code {returncode}", returncode)
-    name = signal_name(-returncode)
+def _died(death: Death, here: str, kind: str = "a rank") -> Culprit:
+    """A rank that left no words: all that is known is how its process ended. A launcher that meets on loopback
+    calls its host localhost."""
+    host = here if death.host in ("localhost", "127.0.0.1") else death.host
+    if death.code >= 0:
+        return Culprit(death.rank, host, f"ended with exit code {death.code}", death.code, kind=kind)
+    name = signal_name(-death.code)
     hint = " (often: out of memory)" if name == "SIGKILL" else ""
-    return Culprit(rank, host, f"was killed by {name}{hint}", 128 - returncode)
+    if death.out_of_memory:
+        hint = ": out of memory, as Slurm says; set mem to more, or use less"
+    return Culprit(death.rank, host, f"was killed by {name}{hint}", 128 - death.code, kind=kind)
 
 
 def signal_name(number: int) -> str:

@@ -1,0 +1,206 @@
+"""What launchers and Slurm print when a launch ends badly: which ranks died how, and whether somebody else ended it."""
+
+from __future__ import annotations
+
+import re
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ..errors import TopologyError
+from ..hostlist import expand_hostlist
+
+_TORCHRUN = "ChildFailedError"
+_TORCHRUN_RANK = re.compile(
+    r"time +: (?P<time>\S+)\s+host +: (?P<host>\S+)\s+rank +: (?P<rank>\d+) \(local_rank: \d+\)\s+"
+    r"exitcode +: (?P<code>-?\d+) \(pid"
+)
+_TASK = re.compile(r"srun: error: (?P<hosts>\S+): tasks? (?P<tasks>[\d,-]+): (?P<end>[^\n]+)")
+_EXITED = re.compile(r"Exited with exit code (\d+)")
+_ENDING = re.compile(r"srun: .*(Terminating (StepId=|job step)|Job step aborted)")
+_OPEN_MPI_SIGNAL = re.compile(
+    r"noticed that process rank (?P<rank>\d+) with PID \d+ on node (?P<host>\S+)\s+exited on signal (?P<signal>\d+)"
+)
+_OPEN_MPI_EXIT = re.compile(r"Process name: \[.*,(?P<rank>\d+)\]\s+Exit code: +(?P<code>\d+)")
+_MPI_ABORT = re.compile(
+    r"MPI_ABORT was invoked on rank (?P<rank>\d+) [^\n]*\s+(?:Proc: [^\n]*\s+)?"
+    r"(?:Errorcode:|with errorcode) (?P<code>-?\d+)"
+    r"|application called MPI_Abort\([^,]*, (?P<code2>-?\d+)\) - process (?P<rank2>\d+)"
+)
+_MPICH = re.compile(
+    r"BAD TERMINATION OF ONE.*\n= +PID (?P<pid>\d+) RUNNING AT (?P<host>\S+)\n= +EXIT CODE: (?P<status>\d+)"
+)
+_MPI_WORDS = re.compile(
+    r"^(mpirun|mpiexec|prterun|\[mpiexec@|= +BAD TERMINATION|Primary job)|MPI_A(BORT|bort)", re.MULTILINE
+)
+
+_CANCELLED = re.compile(
+    r"\*\*\* (?P<what>JOB|STEP) (?P<id>\S+) ON \S+ CANCELLED AT (?P<time>\S+)(?: DUE (?:TO|to) (?P<why>[^*]+?))? \*\*\*"
+)
+_NODE_FAILED = re.compile(r"srun: error: Node failure on (?P<node>\S+)")
+_NODE_LOST = re.compile(
+    r"has lost communication with a remote daemon\..*?Remote daemon: .*? on node (?P<node>\S+)", re.DOTALL
+)
+
+
+@dataclass(frozen=True)
+class Death:
+    """How a rank ended (None: the launcher didn't say which), where it did; `code` is negative for a signal.
+
+    `late` ones came when the launcher was ending all: they may be its own doing. `position` is in the text.
+    """
+
+    rank: int | None
+    host: str | None
+    code: int
+    position: int
+    late: bool = False
+    out_of_memory: bool = False
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Something that is no rank's failure ended the launch: at `time` (Unix, whole seconds) if that is known."""
+
+    what: str
+    position: int
+    time: float | None = None
+    node: str | None = None
+
+
+def deaths(text: str, launcher: str | None) -> list[Death]:
+    """The ranks that died, the one to blame first as far as the launcher knows. `launcher` None: by the text."""
+    if launcher not in ("python", "srun", "mpirun", None):
+        return _by_torchrun(text)
+    if launcher is None and _TORCHRUN in text:
+        return _by_torchrun(text)
+    if launcher == "mpirun" or (launcher is None and _MPI_WORDS.search(text)):
+        return _by_mpi(text)
+    return list(_by_srun(text))
+
+
+def agents(text: str) -> list[Death]:
+    """The processes that started ranks, one a node, and died themselves: here `rank` is the node's."""
+    return [death for death in _by_srun(text) if not death.late]
+
+
+def stop(text: str, before: list[Death]) -> Stop | None:
+    """Who or what else ended the launch: the first such sign in the text, told by the most telling one.
+
+    `before` are the deaths: Slurm cancels a step also because one of its tasks failed, and says no more then.
+    """
+    first = min((death.position for death in before), default=len(text))
+    stops = [*_nodes(text), *_cancelled(text, first)]
+    if not stops:
+        return None
+    told = next((found for found in stops if found.node), stops[0])
+    times = [found.time for found in stops if found.time is not None]
+    return Stop(told.what, min(found.position for found in stops), min(times, default=None), told.node)
+
+
+def since(text: str, start: float) -> str:
+    """The part of a log that several attempts share which belongs to the attempt that began at `start`."""
+    earlier = [found.end() for found in _CANCELLED.finditer(text) if (_unix(found["time"]) or start) < start - 1]
+    return text[max(earlier, default=0) :]
+
+
+def _by_torchrun(text: str) -> list[Death]:
+    """Each node's agent reports its own ranks, its root cause last; the report with the earliest one comes first.
+    An agent that restarted its ranks has said so before: its last report counts."""
+    last: dict[str, tuple[str, list[Death]]] = {}
+    for report in re.finditer(rf"{_TORCHRUN}((?:(?!{_TORCHRUN}).)*)", text, re.DOTALL):
+        hits = list(_TORCHRUN_RANK.finditer(report[1]))[::-1]
+        if hits:
+            found = [Death(int(hit["rank"]), hit["host"], int(hit["code"]), report.start()) for hit in hits]
+            last[hits[0]["host"]] = (hits[0]["time"], found)
+    return [death for _, found in sorted(last.values(), key=lambda entry: entry[0]) for death in found]
+
+
+def _by_srun(text: str) -> Iterator[Death]:
+    """In the order in which tasks ended. Those after srun began to end the step are late."""
+    ending = _ENDING.search(text)
+    for found in _TASK.finditer(text):
+        code = _srun_code(found["end"])
+        if code is None or code == -signal.SIGTERM:
+            continue
+        late = ending is not None and found.start() > ending.start()
+        for task in _numbers(found["tasks"]):
+            oom = found["end"].startswith("Out Of Memory")
+            yield Death(task, _first_host(found["hosts"]), code, found.start(), late, oom)
+
+
+def _srun_code(end: str) -> int | None:
+    """A task's end as subprocess gives it; None for words that are no end."""
+    exited = _EXITED.match(end)
+    if exited:
+        return int(exited[1])
+    end = end.removesuffix(" (core dumped)").strip()
+    if end.startswith("Out Of Memory"):
+        return -int(signal.SIGKILL)
+    return next((-number for number in signal.valid_signals() if signal.strsignal(number) == end), None)
+
+
+def _numbers(tasks: str) -> list[int]:
+    ranges = (item.partition("-") for item in tasks.split(",") if item)
+    return [number for first, _, last in ranges for number in range(int(first), int(last or first) + 1)]
+
+
+def _first_host(hosts: str) -> str:
+    try:
+        return expand_hostlist(hosts)[0]
+    except (TopologyError, IndexError):
+        return hosts
+
+
+def _by_mpi(text: str) -> list[Death]:
+    found = [
+        Death(int(hit["rank"]), hit["host"], -int(hit["signal"]), hit.start())
+        for hit in _OPEN_MPI_SIGNAL.finditer(text)
+    ]
+    found += [Death(int(hit["rank"]), None, int(hit["code"]), hit.start()) for hit in _OPEN_MPI_EXIT.finditer(text)]
+    for hit in _MPI_ABORT.finditer(text):
+        found.append(
+            Death(int(hit["rank"] or hit["rank2"]), None, int(hit["code"] or hit["code2"]) & 0xFF, hit.start())
+        )
+    found += [Death(None, hit["host"], _wait_code(int(hit["status"])), hit.start()) for hit in _MPICH.finditer(text)]
+    return sorted((death for death in found if death.code != -signal.SIGTERM), key=lambda death: death.position)
+
+
+def _wait_code(status: int) -> int:
+    """MPICH prints what wait(2) gave: the signal in the low bits, the exit code above."""
+    return -(status & 0x7F) if status & 0x7F else status >> 8
+
+
+def _nodes(text: str) -> Iterator[Stop]:
+    for found in _NODE_FAILED.finditer(text):
+        yield Stop(f"{found['node']} failed: Slurm lost the node", found.start(), node=found["node"])
+    for found in _NODE_LOST.finditer(text):
+        what = f"mpirun lost {found['node']}: the node or its network failed, or Slurm ended the step there"
+        yield Stop(what, found.start(), node=found["node"])
+
+
+_REASONS = {
+    "TIME LIMIT": "the time limit was reached: set time to more, or go on in a further job from a checkpoint "
+    "(checkpoint.every_steps, --chain)",
+    "PREEMPTION": "the job was preempted by another of higher priority",
+    "NODE FAILURE": "a node of the job failed",
+    "JOB REQUEUE": "the job was requeued",
+}
+
+
+def _cancelled(text: str, first_death: int) -> Iterator[Stop]:
+    for found in _CANCELLED.finditer(text):
+        why = (found["why"] or "").partition(",")[0].strip().upper()
+        if why in _REASONS:
+            yield Stop(_REASONS[why], found.start(), _unix(found["time"]))
+        elif found["what"] == "JOB" or (why != "TASK FAILURE" and found.start() < first_death):
+            yield Stop(f"{found['what'].lower()} {found['id']} was cancelled", found.start(), _unix(found["time"]))
+
+
+def _unix(stamp: str) -> float | None:
+    """Slurm writes local time."""
+    try:
+        return time.mktime(time.strptime(stamp, "%Y-%m-%dT%H:%M:%S"))
+    except ValueError:
+        return None

@@ -1,0 +1,229 @@
+"""Verdicts on what real launchers printed: 4 ranks on node1 and node2, where rank 2 failed unless the name says
+otherwise. Recorded on Slurm 22.05.8 with torch 2.13, Open MPI 4.1.4 and MPICH 4.0.2, less output of the ranks."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from phalanx.schedulers import deaths, verdict
+
+RECORDED = Path(__file__).parent / "launcher_output"
+LOST = "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.77.0.11]:25304"
+
+
+def text(name: str) -> str:
+    return (RECORDED / f"{name}.txt").read_text()
+
+
+def error_file(folder: Path, rank: int, at: float, exception: str = LOST, code: int = 1) -> None:
+    (folder / "errors").mkdir(exist_ok=True)
+    report = {"v": 1, "rank": rank, "host": f"node{1 + rank // 2}", "time": at}
+    (folder / f"errors/{rank}.json").write_text(json.dumps({**report, "exception": exception, "exit_code": code}))
+
+
+def judge(folder: Path, said: str, launcher: str | None, status: int = 143) -> tuple[verdict.Culprit | None, str]:
+    attempt = verdict.Attempt(folder, 100.0, status, said, "node1", launcher, 4, 2)
+    culprit, stopped = verdict.judge(attempt)
+    assert culprit is None or stopped is None
+    return culprit, stopped.what if stopped else ""
+
+
+def launcher_of(name: str) -> str:
+    start = name.split("-")[0]
+    return {"openmpi": "mpirun", "mpich": "mpirun"}.get(start, start)
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["launcher known", "launcher unknown"])
+@pytest.mark.parametrize("name", ["srun", "openmpi", "torchrun"])
+@pytest.mark.parametrize(
+    ("how", "code", "words"), [("kill", 137, "SIGKILL"), ("segv", 139, "SIGSEGV"), ("_exit", 7, "exit code 7")]
+)
+def test_a_rank_that_died_without_words_is_named_though_others_complained_first(
+    tmp_path: Path, name: str, how: str, code: int, words: str, told: bool
+) -> None:
+    for rank, at in ((1, 101.0), (3, 101.1)):
+        error_file(tmp_path, rank, at)
+    culprit, _ = judge(tmp_path, text(f"{name}-{how}-rank2"), launcher_of(name) if told else None)
+    assert culprit is not None
+    assert (culprit.rank, culprit.exit_code) == (2, code)
+    assert culprit.host == (None if (name, how) == ("openmpi", "_exit") else "node2")  # Open MPI doesn't say
+    assert words in culprit.what
+
+
+@pytest.mark.parametrize("name", ["srun", "openmpi", "torchrun"])
+@pytest.mark.parametrize(("how", "exception", "code"), [("exit3", "SystemExit: 3", 3), ("raise", "ValueError: nan", 1)])
+def test_the_first_error_file_tells_most(tmp_path: Path, name: str, how: str, exception: str, code: int) -> None:
+    error_file(tmp_path, 1, 101.5)
+    error_file(tmp_path, 2, 101.0, exception, code)
+    culprit, _ = judge(tmp_path, text(f"{name}-{how}-rank2"), launcher_of(name))
+    assert culprit is not None
+    assert (culprit.rank, culprit.host, culprit.exit_code) == (2, "node2", code)
+    assert exception in culprit.what
+
+
+@pytest.mark.parametrize("name", ["srun-exit3-rank2", "openmpi-exit3-rank2", "torchrun-exit3-rank2"])
+def test_without_error_files_the_launchers_own_report_counts(tmp_path: Path, name: str) -> None:
+    """torchrun's agents report one after the other: that of node2 saw the first failure."""
+    culprit, _ = judge(tmp_path, text(name), launcher_of(name))
+    assert culprit is not None
+    assert (culprit.rank, culprit.exit_code) == (2, 3)
+
+
+def test_of_two_agents_reports_the_earlier_counts_whichever_comes_first(tmp_path: Path) -> None:
+    node2, node1 = text("torchrun-exit3-rank2").split("W1128 05:07:49")[:2]
+    culprit, _ = judge(tmp_path, node1 + node2, "torchrun")
+    assert culprit is not None
+    assert (culprit.rank, culprit.host) == (2, "node2")
+
+
+def test_mpich_names_host_and_signal_but_no_rank(tmp_path: Path) -> None:
+    error_file(tmp_path, 1, 101.0)
+    for how, code in (("kill", 137), ("segv", 139)):
+        culprit, _ = judge(tmp_path, text(f"mpich-{how}-rank2"), "mpirun", 255)
+        assert culprit is not None
+        assert (culprit.rank, culprit.host, culprit.exit_code) == (None, "node2", code)
+
+
+def test_the_only_silent_rank_is_to_blame_when_mpich_says_nothing(tmp_path: Path) -> None:
+    for rank in (0, 1, 3):
+        error_file(tmp_path, rank, 101.0 + rank)
+    culprit, _ = judge(tmp_path, "", "mpirun", 7)
+    assert culprit is not None
+    assert (culprit.rank, culprit.exit_code) == (2, 7)
+    (tmp_path / "errors/3.json").unlink()  # two are silent: either may have been ended
+    culprit, _ = judge(tmp_path, "", "mpirun", 7)
+    assert culprit is not None
+    assert culprit.rank == 0
+
+
+@pytest.mark.parametrize("name", ["openmpi-abort5-rank2", "mpich-abort5-rank2"])
+@pytest.mark.parametrize("launcher", ["mpirun", None])
+def test_a_rank_that_called_mpi_abort_is_named(tmp_path: Path, name: str, launcher: str | None) -> None:
+    culprit, _ = judge(tmp_path, text(name), launcher, 5)
+    assert culprit is not None
+    assert (culprit.rank, culprit.exit_code) == (2, 5)
+
+
+@pytest.mark.parametrize("launcher", ["srun", "mpirun"])
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("limit", "time limit"),
+        ("cancel", "was cancelled"),
+        ("crash", "node2"),
+        ("preempt", "preempted"),
+        ("requeue", "requeued"),
+    ],
+)
+def test_a_launch_that_something_else_ended_has_no_culprit(
+    tmp_path: Path, launcher: str, what: str, words: str
+) -> None:
+    """Ranks that complain because the others were ended, or their node is gone, did not fail first."""
+    said = text(f"{what}-{launcher}")
+    error_file(tmp_path, 1, stamp(said) + 0.4 if what != "crash" else 101.0)
+    culprit, stopped = judge(tmp_path, said, launcher)
+    assert culprit is None
+    assert words in stopped
+
+
+def stamp(said: str) -> float:
+    found = said.split("CANCELLED AT ")[1][:19] if "CANCELLED AT " in said else "2026-11-28T05:00:00"
+    return time.mktime(time.strptime(found, "%Y-%m-%dT%H:%M:%S"))
+
+
+@pytest.mark.parametrize("name", ["limit-srun", "cancel-srun", "preempt-mpirun"])
+def test_a_rank_that_failed_before_the_job_was_ended_is_the_culprit_still(tmp_path: Path, name: str) -> None:
+    """The others waited for it until the limit."""
+    error_file(tmp_path, 3, stamp(text(name)) - 30, "ValueError: nan")
+    culprit, _ = judge(tmp_path, text(name), name.split("-")[1])
+    assert culprit is not None
+    assert culprit.rank == 3
+    late = tmp_path / "late"
+    late.mkdir()
+    said = "srun: error: node2: task 3: Out Of Memory\n" + text(name)
+    culprit, _ = judge(late, said, "srun")
+    assert culprit is not None
+    assert (culprit.rank, culprit.exit_code) == (3, 137)
+    assert "out of memory" in culprit.what
+
+
+def test_a_cancelled_step_is_told_from_one_that_a_rank_ended(tmp_path: Path) -> None:
+    """Slurm writes 'STEP … CANCELLED' for both; in the first case the ranks die after it."""
+    culprit, stopped = judge(tmp_path, text("cancelstep-srun"), "srun", 137)
+    assert (culprit, stopped) == (None, "step 7.0 was cancelled")
+    assert judge(tmp_path, text("srun-exit3-rank2"), "srun")[1] == ""
+
+
+def test_several_tasks_in_one_line_are_all_read() -> None:
+    found = deaths.deaths(text("srun-exit5-ranks013"), "srun")
+    assert [(death.rank, death.host, death.code) for death in found] == [
+        (0, "node1", 5), (1, "node1", 5), (3, "node2", 5),
+    ]  # fmt: skip
+    (line, _, _) = deaths.deaths("srun: error: gpu[3-5]: tasks 1,4-5: Bus error (core dumped)\n", "srun")
+    assert (line.rank, line.host, line.code) == (1, "gpu3", -7)
+
+
+def test_ranks_that_were_killed_while_the_step_ended_are_not_to_blame(tmp_path: Path) -> None:
+    """Slurm kills those that ignore its SIGTERM; rank 1 had failed before."""
+    error_file(tmp_path, 1, 101.0)
+    said = text("srun-exit3-rank2").replace("task 2: Exited with exit code 3", "task 1: Exited with exit code 1")
+    culprit, _ = judge(tmp_path, said.replace("task 3: Terminated", "task 3: Killed"), "srun")
+    assert culprit is not None
+    assert culprit.rank == 1
+
+
+def test_an_agent_that_died_is_no_rank(tmp_path: Path) -> None:
+    """Under torchrun, task 1 of the step is an agent, and its ranks are 2 and 3."""
+    culprit, _ = judge(tmp_path, text("agent-killed-node2"), "torchrun")
+    assert culprit is not None
+    assert (culprit.who, culprit.host, culprit.exit_code) == ("torchrun itself", "node2", 137)
+
+
+def test_a_log_that_earlier_attempts_wrote_too_is_read_from_the_last_start(tmp_path: Path) -> None:
+    old, new = text("preempt-srun"), text("srun-kill-rank2")
+    said = deaths.since(old + new, stamp(old) + 60)
+    assert "PREEMPTION" not in said
+    culprit, _ = judge(tmp_path, said, "srun")
+    assert culprit is not None
+    assert culprit.rank == 2
+    assert "PREEMPTION" in deaths.since(old + new, stamp(old) - 60)
+
+
+def test_a_program_that_is_not_there_is_not_a_silent_failure(tmp_path: Path) -> None:
+    culprit, _ = judge(tmp_path, text("srun-no-such-file"), "srun", 2)
+    assert culprit is not None
+    assert (culprit.host, culprit.exit_code) == ("node2", 2)
+
+
+def test_the_words_of_a_verdict(tmp_path: Path) -> None:
+    """What `phalanx run` and a job print, and the code they leave with, which is the failed rank's."""
+    error_file(tmp_path, 2, 101.0, "ValueError: nan", 3)
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs/2.log").touch()
+    said = verdict.Attempt(tmp_path, 100.0, 143, text("srun-exit3-rank2"), "node1", "srun", 4, 2)
+    assert verdict.conclude(said) == (
+        [
+            "rank 2 on node2 failed: ValueError: nan",
+            f"  log: {tmp_path}/logs/2.log",
+            f"  traceback: {tmp_path}/errors/2.json",
+        ],
+        3,
+    )
+    (tmp_path / "logs/node63.log").touch()  # above 64 ranks, a node has one log
+    error_file(tmp_path, 127, 100.5, "ValueError: nan")
+    many = verdict.Attempt(tmp_path, 100.0, 143, "", "node1", "srun", 128, 2)
+    assert f"  log: {tmp_path}/logs/node63.log" in verdict.conclude(many)[0]
+
+
+def test_a_verdict_without_a_culprit_keeps_the_code(tmp_path: Path) -> None:
+    stopped = verdict.Attempt(tmp_path, 100.0, 143, text("limit-srun"), "node1", "srun", 4, 2)
+    (line,), code = verdict.conclude(stopped)
+    assert code == 143
+    assert "time limit" in line
+    assert "--chain" in line
+    nothing = verdict.Attempt(tmp_path, 100.0, -9, "", "node1", "srun", 4, 2)
+    assert verdict.conclude(nothing) == (["srun ended with exit code 137; no rank reported an error"], 137)

@@ -1,0 +1,139 @@
+"""What a job prints after a launch that ended badly, and the code it leaves with."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOURCES = Path(__file__).parents[2] / "src"
+RECORDED = Path(__file__).parent / "launcher_output"
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    """Rank 2 of 4 failed with exit code 3, which srun tells as 143."""
+    for name in ("jobs", "errors", "logs"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "jobs/71.start").write_text("50\n100\n")
+    report(tmp_path, 2, 101.0, "SystemExit: 3", 3)
+    report(tmp_path, 1, 60.0, "ValueError: of the first start", 9)
+    (tmp_path / "logs/2.log").touch()
+    return tmp_path
+
+
+def report(run_dir: Path, rank: int, at: float, exception: str, code: int = 1) -> None:
+    said = {"v": 1, "rank": rank, "host": f"node{1 + rank // 2}", "time": at, "exception": exception, "exit_code": code}
+    (run_dir / f"errors/{rank}.json").write_text(json.dumps(said))
+
+
+def tell(run_dir: Path, status: int | str, output: str | None = None, **environ: str) -> tuple[list[str], int]:
+    """As a batch script calls it: stdout and stderr are the job's output file."""
+    kept = {"PATH": os.environ["PATH"], "PYTHONPATH": str(SOURCES), "SLURM_JOB_ID": "71"}
+    path = run_dir / "job.out"
+    path.write_text(output or "")
+    with path.open("a") as file:
+        command = [sys.executable, "-m", "phalanx.report_failure", str(run_dir), str(status)]
+        done = subprocess.run(command, stdout=file, stderr=file, env=kept | environ, timeout=60, check=False)
+    return path.read_text().removeprefix(output or "").splitlines(), done.returncode
+
+
+def test_the_failed_rank_is_named_with_its_files_and_its_code_is_the_jobs(run_dir: Path) -> None:
+    expected = ["rank 2 on node2 failed: SystemExit: 3", f"  log: {run_dir}/logs/2.log"]
+    assert tell(run_dir, 143) == ([*expected, f"  traceback: {run_dir}/errors/2.json"], 3)
+
+
+def test_the_jobs_own_output_tells_of_ranks_that_left_no_words(run_dir: Path) -> None:
+    (run_dir / "errors/2.json").unlink()
+    lines, code = tell(run_dir, 143, (RECORDED / "srun-kill-rank2.txt").read_text())
+    assert lines[0].startswith("rank 2 on node2 was killed by SIGKILL")
+    assert code == 137
+
+
+def test_only_the_end_of_a_long_output_is_read(run_dir: Path) -> None:
+    (run_dir / "errors/2.json").unlink()
+    output = "srun: error: node1: task 0: Killed\n" + "loss 0.1\n" * 20_000 + "srun: error: node2: task 3: Killed\n"
+    assert tell(run_dir, 143, output)[0][0].startswith("rank 3 on node2")
+
+
+def test_the_output_file_in_the_run_directory_serves_when_stderr_is_none(run_dir: Path) -> None:
+    (run_dir / "errors/2.json").unlink()
+    (run_dir / "slurm-71.out").write_text((RECORDED / "limit-srun.txt").read_text())
+    command = [sys.executable, "-m", "phalanx.report_failure", str(run_dir), "143"]
+    environ = {"PATH": os.environ["PATH"], "PYTHONPATH": str(SOURCES), "SLURM_JOB_ID": "71"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environ, timeout=60, check=False)
+    assert "time limit" in done.stderr
+    assert done.returncode == 143
+
+
+def test_scontrol_is_asked_where_the_output_is(run_dir: Path, tmp_path: Path) -> None:
+    (run_dir / "errors/2.json").unlink()
+    told = tmp_path / "elsewhere.err"
+    told.write_text((RECORDED / "crash-srun.txt").read_text())
+    (tmp_path / "bin").mkdir()
+    stand_in = tmp_path / "bin/scontrol"
+    stand_in.write_text(f'#!/bin/sh\n[ "$*" = "show job 71" ] && echo "   StdErr={told}"\n')
+    stand_in.chmod(0o755)
+    command = [sys.executable, "-m", "phalanx.report_failure", str(run_dir), "143"]
+    environ = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin", "PYTHONPATH": str(SOURCES), "SLURM_JOB_ID": "71"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environ, timeout=60, check=False)
+    assert done.stderr.startswith("node2 failed")
+
+
+def test_the_plan_tells_ranks_from_agents(run_dir: Path) -> None:
+    (run_dir / "errors/2.json").unlink()
+    said = (RECORDED / "agent-killed-node2.txt").read_text()
+    assert tell(run_dir, 143, said)[0][0].startswith("rank 1 on node2")
+    assert tell(run_dir, 143, said, PHALANX_RDZV_PORT="20001")[0][0].startswith("torchrun itself on node2")
+    (run_dir / "plan.json").write_text(json.dumps({"launcher": "torchrun", "world_size": 4, "nproc_per_node": 2}))
+    assert tell(run_dir, 143, said)[0][0].startswith("torchrun itself on node2")
+
+
+def test_a_launch_of_which_nothing_is_known_keeps_its_code(run_dir: Path) -> None:
+    (run_dir / "errors/2.json").unlink()
+    lines, code = tell(run_dir, 5)
+    assert code == 5
+    assert "exit code 5" in lines[0]
+
+
+@pytest.mark.parametrize("broken", ["missing", "plan", "start", "errors"])
+def test_it_never_fails_for_reasons_of_its_own(run_dir: Path, broken: str) -> None:
+    if broken == "missing":
+        assert tell(run_dir, 143)[1] == 3
+        lines, code = tell(run_dir, 5, PHALANX_EXPECTED_WORLD_SIZE="many")
+        assert code == 3
+        return
+    name = {"plan": "plan.json", "start": "jobs/71.start", "errors": "errors/3.json"}[broken]
+    (run_dir / name).write_bytes(b"\xff[1, ")
+    lines, code = tell(run_dir, 143)
+    assert lines
+    assert code in (3, 9, 143)  # without its start, an earlier one's error may count
+
+
+def test_a_fault_inside_is_told_in_a_line_and_the_status_stays(run_dir: Path) -> None:
+    (run_dir / "errors/0.json").write_text('{"rank":0,"host":1,"time":"x","exception":2,"exit_code":3}')
+    lines, code = tell(run_dir, 77)
+    assert code == 77
+    assert len(lines) == 1
+    assert "no verdict" in lines[0]
+
+
+def test_without_arguments_or_a_failure_it_does_nothing(run_dir: Path) -> None:
+    assert tell(run_dir, 0) == ([], 0)
+    assert tell(run_dir, "bad")[1] == 3
+
+
+def test_it_is_fast_and_imports_no_torch(run_dir: Path) -> None:
+    code = "import sys, phalanx.report_failure as r; r.main(sys.argv[1:]); print({'torch', 'yaml'} & set(sys.modules))"
+    environ = {"PATH": os.environ["PATH"], "PYTHONPATH": str(SOURCES)}
+    command = [sys.executable, "-c", code, str(run_dir), "1"]
+    before = os.times()
+    done = subprocess.run(command, capture_output=True, text=True, env=environ, timeout=60, check=True)
+    after = os.times()
+    assert done.stdout == "set()\n"
+    spent = after.children_user + after.children_system - before.children_user - before.children_system
+    assert spent < 1.0  # CPU seconds, usually 0.1; wall time would depend on the machine's other work
