@@ -28,6 +28,10 @@ class PlanError(PhalanxError):
     """What was asked for cannot be launched: a missing cell, device, port or script."""
 
 
+class SchedulerError(PhalanxError):
+    """Slurm refused, or didn't answer; the message has its own words."""
+
+
 class MissingExtraError(PhalanxError):
     """An optional package is not installed; the message has the pip command."""
 

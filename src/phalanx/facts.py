@@ -22,7 +22,7 @@ class Facts:
     """One machine: CPUs and GPUs that this process may use, its python and the installed versions.
 
     `system` is `platform.system()`'s and `machine` is `platform.machine()`'s text. `omp_num_threads` is
-    the value that the caller's environment already has, if any.
+    the value that the caller's environment already has, if any. `cwd` is the folder that relative paths mean.
     """
 
     hostname: str
@@ -33,6 +33,8 @@ class Facts:
     machine: str
     versions: Mapping[str, str] = field(default_factory=dict)
     omp_num_threads: str | None = None
+    cwd: str = "."
+    mpi_flavor: str = "openmpi"
 
     @property
     def has_mps(self) -> bool:
@@ -40,8 +42,11 @@ class Facts:
         return self.system == "Darwin" and self.machine == "arm64"
 
 
-def gather(environ: Mapping[str, str]) -> Facts:
-    """Look at this machine, in milliseconds (seconds where only nvidia-smi knows the GPUs)."""
+def gather(environ: Mapping[str, str], mpirun: str | None = None) -> Facts:
+    """Look at this machine, in milliseconds (seconds where only nvidia-smi knows the GPUs).
+
+    `mpirun` is asked whose it is, if given.
+    """
     return Facts(
         hostname=platform.node(),
         cpus=usable_cpus(),
@@ -50,8 +55,25 @@ def gather(environ: Mapping[str, str]) -> Facts:
         system=platform.system(),
         machine=platform.machine(),
         versions=installed(PACKAGES),
-        omp_num_threads=environ.get("OMP_NUM_THREADS"),
+        omp_num_threads=environ.get("OMP_NUM_THREADS") or None,
+        cwd=str(Path.cwd()),
+        mpi_flavor=_mpi_flavor(mpirun) if mpirun else "openmpi",
     )
+
+
+def _mpi_flavor(mpirun: str) -> str:
+    """`mpich` for MPICH and those made from it (Intel, Cray, MVAPICH); where there is none yet, Open MPI's form."""
+    command = shutil.which(mpirun)
+    if command is None:
+        return "openmpi"
+    import subprocess
+
+    try:
+        answer = subprocess.run([command, "--version"], capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return "openmpi"
+    mpich = any(word in answer.stdout for word in ("HYDRA", "MPICH", "MVAPICH", "Intel(R) MPI"))
+    return "mpich" if mpich else "openmpi"
 
 
 def installed(packages: tuple[str, ...]) -> dict[str, str]:

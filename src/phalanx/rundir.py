@@ -13,6 +13,7 @@ from pathlib import Path
 
 from .errors import PlanError
 
+_STAMP = "%Y%m%d-%H%M%S"
 PER_RANK_LIMIT = 64  # above so many ranks, logs are one file a node
 
 
@@ -20,7 +21,7 @@ def new_run_dir(root: str | Path, name: str) -> Path:
     """Make `<root>/<name>/<UTC time>-<random>`, which no other launch has; return its absolute path."""
     if not name or name in {".", ".."} or "/" in name or "\0" in name:
         raise PlanError(f"run name {name!r} cannot be a folder's name: use one without '/' (name=…)")
-    stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
+    stamp = time.strftime(_STAMP, time.gmtime())
     path = Path(root).expanduser().absolute() / name / f"{stamp}-{secrets.token_hex(2)}"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -37,10 +38,10 @@ def new_run_dir(root: str | Path, name: str) -> Path:
 def find_run_dir(root: str | Path, name: str, target: str) -> Path:
     """The run that `--resume TARGET` means: 'latest' of `name`, a path, an id, or name/id under `root`."""
     base = Path(root).expanduser().absolute()
-    runs = sorted(path for path in (base / name).glob("*") if path.is_dir())
+    runs = sorted((path for path in (base / name).glob("*") if path.is_dir()), key=_start_time)
     if target == "latest":
         if runs:
-            return runs[-1]  # ids begin with the time
+            return runs[-1]
     else:
         for path in (Path(target).expanduser().absolute(), base / target, base / name / target):
             if path.is_dir() and path != base / name and path != base:
@@ -50,6 +51,13 @@ def find_run_dir(root: str | Path, name: str, target: str) -> Path:
             return elsewhere[0]
     known = ", ".join(path.name for path in runs[-5:]) or "none"
     raise PlanError(f"no run {target!r} to resume in {base / name}: expected 'latest', a path or one of: {known}")
+
+
+def _start_time(run_dir: Path) -> str:
+    """Ids begin with the time, but for those of jobs that made their own directory: `job-<number>`."""
+    if not run_dir.name.startswith("job-"):
+        return run_dir.name
+    return time.strftime(_STAMP, time.gmtime(run_dir.stat().st_ctime))
 
 
 def next_attempt(run_dir: Path) -> int:

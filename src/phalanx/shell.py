@@ -27,7 +27,35 @@ def render(words: Iterable[Word]) -> str:
     return " ".join(quote(word) for word in words)
 
 
-def script(words: Iterable[Word], environment: Mapping[str, str], folder: str) -> str:
+def layout(words: Iterable[Word]) -> str:
+    """The words as shell text of one option a line, for long commands that people read."""
+    text = ""
+    for word in map(quote, words):
+        begins = word == "bash" or (word.startswith(("-", "$(", "/")) and word not in ("-m", "-c", "--"))
+        text += (" \\\n  " if begins and text else " " if text else "") + word
+    return text
+
+
+def exports(variables: Mapping[str, Word]) -> list[str]:
+    """`export NAME=value` for each; shell text stands in double quotes, all else as it is."""
+    return [f"export {name}={_value(value)}" for name, value in variables.items()]
+
+
+def _value(value: Word) -> str:
+    return f'"{value.text}"' if isinstance(value, Sh) else shlex.quote(value)
+
+
+def evaluate(value: Word) -> str:
+    """The text that a shell makes of it, here and now."""
+    if isinstance(value, str):
+        return value
+    import subprocess
+
+    command = ["bash", "-c", f'printf %s "{value.text}"']
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout
+
+
+def script(words: Iterable[Word], environment: Mapping[str, Word], folder: str) -> str:
     """A small shell script that runs `words` in `folder` with `environment` on top of its own."""
-    exports = [f"export {name}={shlex.quote(value)}" for name, value in environment.items()]
-    return "\n".join(["#!/bin/sh", f"cd {shlex.quote(folder)} || exit", *exports, f"exec {render(words)}", ""])
+    lines = ["#!/bin/bash", f"cd {shlex.quote(folder)} || exit", *exports(environment), f"exec {render(words)}", ""]
+    return "\n".join(lines)

@@ -7,7 +7,8 @@ import pytest
 
 from phalanx.config import load_config
 from phalanx.facts import Facts
-from phalanx.plan import make_plan
+from phalanx.planner import make_plan
+from phalanx.program import Program
 from phalanx.shell import render
 
 FACTS = Facts("here", 8, 0, "/py/bin/python", "Linux", "x86_64")
@@ -23,7 +24,7 @@ printf '%s\n' "$@" > "$SEEN/node$SLURM_NODEID"
 
 
 def plan(*overrides, args=()):
-    return make_plan(load_config((), overrides, {}).config, FACTS, "train.py", args)
+    return make_plan(load_config((), overrides, {}).config, FACTS, Program("train.py", args))
 
 
 def test_python_starts_the_worker_directly():
@@ -69,6 +70,8 @@ def slurm(tmp_path, monkeypatch):
         "PATH": f"{tmp_path}:{os.environ['PATH']}",
         "SEEN": str(tmp_path),
         "SLURM_JOB_ID": "70001",
+        "PHALANX_RDZV_HOST": "lab07",
+        "PHALANX_RDZV_PORT": "20011",
         **variables,
     }
 
@@ -89,26 +92,14 @@ def value(words, option):
 def test_torchrun_on_several_nodes_finds_its_node_inside_the_task(slurm):
     """Expanded in the batch shell, every node would be node 0, and the rendezvous would hang."""
     srun, nodes = slurm(plan("nodes=2", "nproc=4", "cpus_per_task=16", args=("it's", "$A")))
-    assert srun[:4] == ["--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=16", "--kill-on-bad-exit=1"]
-    assert [value(words, "--rdzv-conf") for words in nodes] == ["is_host=1", "is_host=0"]
+    assert srun[:4] == ["--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--cpus-per-task=16"]
+    assert {"--kill-on-bad-exit=1", "--cpu-bind=none"} <= set(srun)
+    assert [value(words, "--rdzv-conf") for words in nodes] == ["is_host=1,rank=0", "is_host=0,rank=1"]
     for words in nodes:
         assert value(words, "--nnodes") == "2"
         assert value(words, "--nproc-per-node") == "4"
         assert value(words, "--rdzv-id") == "70001.0.0"
         assert words[-4:] == ["phalanx.worker", "train.py", "it's", "$$A"]
-
-
-def test_jobs_on_a_shared_node_meet_at_different_ports_below_the_ephemeral_ones(slurm):
-    made = plan("nodes=2", "nproc=2")
-    endpoints = [
-        value(slurm(made, SLURM_JOB_ID=job)[1][node], "--rdzv-endpoint")
-        for job in ("70001", "70002")
-        for node in (0, 1)
-    ]
-    hosts, ports = zip(*(endpoint.split(":") for endpoint in endpoints), strict=True)
-    assert set(hosts) == {"lab07"}
-    assert ports[0] == ports[1] != ports[2] == ports[3]
-    assert all(1024 < int(port) < 32768 for port in ports)
 
 
 def test_a_head_and_a_port_that_were_set_are_kept(slurm):
@@ -124,19 +115,46 @@ def test_a_requeued_job_does_not_meet_its_former_self(slurm):
 def test_srun_starts_a_task_per_rank_with_the_ranks_cpus():
     """A step doesn't inherit the job's CPUs per task."""
     command = list(plan("nodes=2", "nproc=4", "cpus_per_task=16", "launcher=srun").command)
-    assert command[:5] == ["srun", "--nodes=2", "--ntasks-per-node=4", "--cpus-per-task=4", "--kill-on-bad-exit=1"]
-    assert command[5:] == ["/py/bin/python", "-m", "phalanx.worker", "train.py"]
+    assert command[:5] == ["srun", "--nodes=2", "--ntasks=8", "--ntasks-per-node=4", "--cpus-per-task=4"]
+    assert command[5:] == ["--kill-on-bad-exit=1", "/py/bin/python", "-m", "phalanx.worker", "train.py"]
 
 
 def test_unknown_cpus_are_left_to_slurm():
     assert not [word for word in plan("nodes=2", "launcher=srun").command if "cpus" in str(word)]
 
 
-def test_mpirun_places_ranks_by_node_unbound_with_the_environment():
-    words = " ".join(plan("nodes=2", "nproc=4", "launcher=mpirun", "env.A=1").command)
-    assert words.startswith("mpirun -np 8 --map-by ppr:4:node --bind-to none ")
-    assert "-x A " in words
-    assert "-x PHALANX_RUN_DIR " in words
+@pytest.mark.parametrize(
+    ("flavor", "expected"),
+    [
+        ("openmpi", ["-np", "8", "--map-by", "ppr:4:node", "--bind-to", "none", "-x", "A", "-x", "NCCL_DEBUG"]),
+        ("mpich", ["-n", "8", "-ppn", "4", "-bind-to", "none", "-genvlist", "A,NCCL_DEBUG,PATH,PHALANX_RUN_DIR"]),
+    ],
+)
+def test_mpirun_places_ranks_by_node_unbound_with_the_variables_that_are_set(tmp_path, flavor, expected):
+    made = plan("nodes=2", "nproc=4", "launcher=mpirun", "env.A=1", f"mpirun.flavor={flavor}")
+    (tmp_path / "mpirun").write_text("#!/bin/sh\nprintf '%s\\n' \"$@\"\n")
+    (tmp_path / "mpirun").chmod(0o755)
+    environment = {
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        **{"A": "a b", "NCCL_DEBUG": "INFO", "PHALANX_RUN_DIR": "/r", "OTHER": "stays"},
+    }
+    done = subprocess.run(["bash", "-c", render(made.command)], env=environment, capture_output=True, text=True)
+    words = done.stdout.splitlines()
+    assert words[: len(expected)] == expected
+    assert "OTHER" not in done.stdout
+    assert words[-4:] == ["/py/bin/python", "-m", "phalanx.worker", "train.py"]
+
+
+def test_mpirun_starts_an_agent_a_node_which_learns_its_node_from_mpi():
+    words = render(plan("nodes=2", "nproc=4", "torchrun.start=mpirun").command)
+    assert words.startswith("mpirun -np 2 --map-by ppr:1:node --bind-to none ")
+    assert 'rank=$OMPI_COMM_WORLD_RANK' in words
+
+
+def test_one_process_on_slurm_is_a_step_too():
+    made = make_plan(load_config((), (), {}).config, FACTS, Program("train.py"), for_slurm=True)
+    assert made.command[0] == "srun"
+    assert made.command[-3:] == ("-m", "phalanx.worker", "train.py")
 
 
 def test_deepspeed_takes_the_ranks_of_a_node_by_the_kind_of_device():

@@ -85,7 +85,7 @@ def test_later_settings_stay_later():
         (["--checkpoint.kep", "2", "t.py"], ["--checkpoint.kep", "--checkpoint.keep"]),
         (["--checkpoint", "t.py"], ["group of settings", "--checkpoint.KEY"]),
         (["--confg", "f", "t.py"], ["--confg", "--config"]),
-        (["-x", "t.py"], ["-x", "-c"]),
+        (["-y", "t.py"], ["-y", "-c"]),
         (["--strategy"], ["--strategy", "value"]),
         (["-c"], ["-c", "value"]),
         (["--strategy", "--nproc", "2", "t.py"], ["--strategy", "value", "--nproc"]),

@@ -5,7 +5,8 @@ import pytest
 from phalanx.config import load_config
 from phalanx.errors import PlanError
 from phalanx.facts import Facts
-from phalanx.plan import make_plan
+from phalanx.planner import make_plan
+from phalanx.program import Program
 
 
 def facts(gpus=0, cpus=8, system="Linux", machine="x86_64", omp=None):
@@ -13,7 +14,7 @@ def facts(gpus=0, cpus=8, system="Linux", machine="x86_64", omp=None):
 
 
 def plan(*overrides, script="train.py", args=(), **known):
-    return make_plan(load_config((), overrides, {}).config, facts(**known), script, args)
+    return make_plan(load_config((), overrides, {}).config, facts(**known), Program(script, args))
 
 
 @pytest.mark.parametrize(

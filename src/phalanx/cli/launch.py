@@ -1,15 +1,21 @@
-"""What `phalanx run` and `phalanx plan` share: their options, and the way from words to a plan."""
+"""What `phalanx run`, `plan` and `submit` share: their options, and the way from words to settings and plan."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
 
 from ..config import Loaded, load_config
 from ..config.saved import CONFIG_FILE
-from ..facts import gather
-from ..plan import LaunchPlan, make_plan, run_name
+from ..errors import UsageError
+from ..facts import Facts, gather
+from ..plan import LaunchPlan
+from ..planner import make_plan
+from ..program import Program, from_training_cmd
 from ..rundir import find_run_dir
-from .options import Scanned, require_script
+from .options import Scanned
 
 OPTIONS = """\
 options (before SCRIPT; what follows it is the script's own, untouched):
@@ -29,13 +35,57 @@ options (before SCRIPT; what follows it is the script's own, untouched):
 `phalanx config --explain` lists every setting with its value and where it comes from."""
 
 
-def plan_of(scanned: Scanned, command: str) -> tuple[LaunchPlan, Loaded]:
-    """Settings and facts of this machine → plan. A resumed run keeps its settings where none are given anew."""
-    script = require_script(scanned, command)
-    loaded = load_config(scanned.files, scanned.overrides, os.environ)
+@dataclass(frozen=True)
+class Request:
+    """A command line as settings and the program that they are for."""
+
+    loaded: Loaded
+    program: Program
+
+
+def request_of(scanned: Scanned, command: str, member: Mapping[str, str] | None = None, origin: str = "") -> Request:
+    """Load the settings. A resumed run keeps its settings where none are given anew; `member` are those that a
+    series sets for one of its jobs.
+
+    Raises UsageError if there is nothing to run.
+    """
+    loaded = _load(scanned, (), member, origin)
+    program = _program(scanned, loaded, command)
     config = loaded.config
     if config.resume is not None:
-        before = find_run_dir(config.run_root, run_name(config, script), config.resume) / CONFIG_FILE
+        before = find_run_dir(config.run_root, config.name or program.name, config.resume) / CONFIG_FILE
         if before.exists():
-            loaded = load_config((before, *scanned.files), scanned.overrides, os.environ)
-    return make_plan(loaded.config, gather(os.environ), script, scanned.args), loaded
+            loaded = _load(scanned, (before,), member, origin)
+    return Request(loaded, program)
+
+
+def _load(scanned: Scanned, below: tuple[Path, ...], member: Mapping[str, str] | None, origin: str) -> Loaded:
+    files: list[str | Path] = [*below, *scanned.files]
+    if member is None:
+        return load_config(files, scanned.overrides, os.environ)
+    return load_config(files, scanned.overrides, os.environ, member=member, member_origin=origin)
+
+
+def _program(scanned: Scanned, loaded: Loaded, command: str) -> Program:
+    """The script of the command line, else the settings' `training_cmd`."""
+    if scanned.script is not None:
+        return Program(scanned.script, scanned.args)
+    if loaded.config.training_cmd:
+        return from_training_cmd(loaded.config.training_cmd)
+    raise UsageError(
+        f"no script given: expected phalanx {command} [options] SCRIPT [script arguments], or training_cmd in the "
+        f"settings; see phalanx {command} --help"
+    )
+
+
+def facts_for(loaded: Loaded) -> Facts:
+    """This machine's facts; MPI is asked whose it is only where it will be used."""
+    config = loaded.config
+    by_mpi = config.launcher == "mpirun" or config.torchrun.start == "mpirun"
+    asked = by_mpi and config.mpirun.flavor == "auto"
+    return gather(os.environ, config.mpirun.executable if asked else None)
+
+
+def plan_of(request: Request) -> LaunchPlan:
+    """A plan for this machine, or for others if the settings name several nodes."""
+    return make_plan(request.loaded.config, facts_for(request.loaded), request.program)

@@ -13,8 +13,11 @@ from ..errors import PhalanxError, UsageError, did_you_mean
 COMMANDS = {
     "run": "start a script on this machine, in any number of processes",
     "plan": "show what would be started, where and how; starts nothing",
+    "submit": "write, save and submit the Slurm job of a script",
+    "generate-slurm": "the same as submit",
     "config": "show settings, their values and which layer set them",
 }
+_MODULES = {"generate-slurm": "submit"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -51,7 +54,7 @@ def _dispatch(words: list[str]) -> int:
     if name not in COMMANDS:
         known = ", ".join(COMMANDS)
         raise UsageError(f"unknown command {name!r}: expected one of {known}.{did_you_mean(name, COMMANDS)}")
-    code: int = import_module(f"phalanx.cli.{name}").main(rest)
+    code: int = import_module(f"phalanx.cli.{_MODULES.get(name, name)}").main(rest)
     return code
 
 

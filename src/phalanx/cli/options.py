@@ -3,37 +3,42 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from ..config.table import FREE, canonical, keys, nearest, sections
+from ..config.sbatch import OPTIONALS, SHORT
+from ..config.table import FREE, canonical, keys, nearest, refused, sections
 from ..errors import UsageError, did_you_mean
 
 _SETTING = re.compile(r"[A-Za-z_][\w-]*(\.[\w-]+)*=", re.ASCII)
 _SHAPE = re.compile(r"(\d+)[xX](\d+|auto|gpu|cpu)", re.ASCII)
-_SHORT = {"-c": "--config", "-j": "--shape", "-s": "--strategy", "-h": "--help"}
+_SHORT = {"-c": "--config", "-j": "--shape", "-s": "--strategy", "-h": "--help"} | {
+    letter: f"--{key}" for letter, key in SHORT.items()
+}
 _OWN = ("--config",)
 
 
 @dataclass(frozen=True)
 class Scanned:
-    """A command line taken apart. `overrides` are (key, value) pairs in order, `flags` the command's own
-    without dashes; `args` are the script's, untouched."""
+    """A command line taken apart. `overrides` are (key, value) pairs in order; `flags` and `values` are the
+    command's own options without dashes; `args` are the script's, untouched."""
 
     files: tuple[str, ...] = ()
     overrides: tuple[tuple[str, str], ...] = ()
     flags: frozenset[str] = frozenset()
+    values: Mapping[str, str] = field(default_factory=dict)
     script: str | None = None
     args: tuple[str, ...] = ()
 
 
-def scan(argv: Collection[str], script: bool, flags: Collection[str] = ()) -> Scanned:
+def scan(argv: Collection[str], script: bool, flags: Collection[str] = (), valued: Collection[str] = ()) -> Scanned:
     """Take `argv` apart; the first word that is no option, option value or `name=value` is the script.
 
-    `flags` are the names, without dashes, of the command's own valueless options; `help` is always one.
+    `flags` are the names, without dashes, of the command's own valueless options; `help` is always one. `valued`
+    are those of its options with a value.
     Raises UsageError for an unknown option, a missing value, or a script where there can be none.
     """
-    scanner = _Scanner(list(argv), (*flags, "help"))
+    scanner = _Scanner(list(argv), (*flags, "help"), tuple(valued))
     while scanner.rest:
         word = scanner.rest.pop(0)
         forced = word == "--"
@@ -61,13 +66,15 @@ def require_script(scanned: Scanned, command: str) -> str:
 class _Scanner:
     rest: list[str]
     known_flags: tuple[str, ...]
+    known_values: tuple[str, ...] = ()
     files: list[str] = field(default_factory=list)
+    values: dict[str, str] = field(default_factory=dict)
     overrides: list[tuple[str, str]] = field(default_factory=list)
     flags: set[str] = field(default_factory=set)
 
     def done(self, script: str | None) -> Scanned:
         args = tuple(self.rest) if script is not None else ()
-        return Scanned(tuple(self.files), tuple(self.overrides), frozenset(self.flags), script, args)
+        return Scanned(tuple(self.files), tuple(self.overrides), frozenset(self.flags), self.values, script, args)
 
     def script(self, word: str, forced: bool, allowed: bool) -> str | None:
         if not allowed:
@@ -87,6 +94,8 @@ class _Scanner:
             self._shape(word, self._value(word, given))
         elif name[2:] in self.known_flags:
             self._flag(name, given)
+        elif name[2:] in self.known_values:
+            self.values[name[2:]] = self._value(word, given)
         else:
             self._setting(word, name, given)
 
@@ -109,7 +118,15 @@ class _Scanner:
         match = _SHAPE.fullmatch(text)
         if match is None:
             raise UsageError(f"-j {text!r}: expected NODESxPROCS, such as 2x4 (use --nproc for one node)")
-        self.overrides += [("nodes", match[1]), ("nproc_per_node", match[2])]
+        for key, value in (("nodes", match[1]), ("nproc_per_node", match[2])):
+            self._agree(key, value, option)
+            self.overrides.append((key, value))
+
+    def _agree(self, key: str, value: str, option: str) -> None:
+        """Two options of one command line that say the same thing differently are a slip."""
+        others = [said for name, said in self.overrides if _key(name) == key and said != value]
+        if others:
+            raise UsageError(f"{option} says {key}={value}, but the command line has {key}={others[-1]}: give one")
 
     def _flag(self, name: str, given: str | None) -> None:
         if given is not None:
@@ -118,11 +135,14 @@ class _Scanner:
 
     def _setting(self, word: str, name: str, given: str | None) -> None:
         key, negated = _key(name[2:]), _key(re.sub(r"^no[-_]", "", name[2:]))
-        if _is_bool(key):
+        if is_flag(key) or key.removeprefix("sbatch.") in OPTIONALS:
             self.overrides.append((key, "true" if given is None else given))
         elif key in keys() or _is_free(key):
-            self.overrides.append((key, self._value(name, given)))
-        elif not _is_bool(negated):
+            value = self._value(name, given)
+            if key in ("nodes", "nproc_per_node"):
+                self._agree(key, value, name)
+            self.overrides.append((key, value))
+        elif not is_flag(negated):
             raise self._unknown(word, name)
         elif given is not None:
             raise UsageError(f"option {name} takes no value, got {given!r}: use --{negated}={given}")
@@ -132,9 +152,9 @@ class _Scanner:
     def _unknown(self, word: str, name: str) -> UsageError:
         if name[2:].replace("-", "_") in sections():
             return UsageError(f"option {name} is a group of settings: use --{name[2:]}.KEY VALUE")
-        own = [*_OWN, *(f"--{flag}" for flag in self.known_flags)]
+        own = [*_OWN, *(f"--{flag}" for flag in (*self.known_flags, *self.known_values))]
         setting = nearest(name[2:])
-        hint = did_you_mean(name, own) or setting.replace("'", "'--", 1).replace("_", "-")
+        hint = refused(name[2:]) or did_you_mean(name, own) or setting.replace("'", "'--", 1).replace("_", "-")
         return UsageError(f"unknown option {word!r}.{hint}")
 
 
@@ -147,5 +167,6 @@ def _is_free(key: str) -> bool:
     return section in FREE and bool(name)
 
 
-def _is_bool(key: str) -> bool:
-    return key in keys() and keys()[key].annotation is bool
+def is_flag(key: str) -> bool:
+    """Options that stand alone: true or false, and sbatch's without a value."""
+    return key in keys() and keys()[key].annotation in (bool, bool | None)

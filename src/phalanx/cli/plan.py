@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ..plan import LaunchPlan
-from ..shell import render
-from .launch import OPTIONS, plan_of
+from ..shell import Sh, Word, render
+from .launch import OPTIONS, plan_of, request_of
 from .options import scan
 
 HELP = """\
@@ -26,7 +26,7 @@ def main(argv: Sequence[str]) -> int:
     if "help" in scanned.flags:
         print(HELP.format(options=OPTIONS))
         return 0
-    plan, _ = plan_of(scanned, "plan")
+    plan = plan_of(request_of(scanned, "plan"))
     if "json" in scanned.flags:
         print(plan.to_json())
     else:
@@ -50,12 +50,13 @@ def _rows(plan: LaunchPlan) -> Iterator[tuple[str, str]]:
     where = f" ({plan.host})" if plan.host else ""
     versions = ", ".join(f"{package} {version}" for package, version in plan.versions.items())
     last = plan.world_size - 1
-    yield "script", render((plan.script, *plan.args))
+    yield "script", render(plan.args if plan.script is None else (plan.script, *plan.args))
     yield "strategy", plan.strategy
     yield "launcher", plan.launcher
     yield "nodes", f"{plan.nodes}{where}"
     yield "ranks per node", str(plan.nproc_per_node)
-    yield "ranks", "1 (rank 0)" if last == 0 else f"{plan.world_size} (ranks 0 to {last}, node by node)"
+    order = "node by node" if plan.ntasks is None else "as Slurm places them"
+    yield "ranks", "1 (rank 0)" if last == 0 else f"{plan.world_size} (ranks 0 to {last}, {order})"
     yield "device", plan.device or "known on the nodes"
     yield "backend", plan.backend or "known on the nodes"
     yield "CPUs per node", _number(plan.cpus_per_node)
@@ -63,9 +64,13 @@ def _rows(plan: LaunchPlan) -> Iterator[tuple[str, str]]:
     yield "OMP_NUM_THREADS", plan.omp_num_threads or "known on the nodes"
     yield "loader workers", "each loader's own" if plan.num_workers is None else str(plan.num_workers)
     yield "python", f"{plan.python} ({versions})" if versions else plan.python
-    yield "environment", "\n".join(f"{name}={value}" for name, value in plan.environment.items())
+    yield "environment", "\n".join(f"{name}={_text(value)}" for name, value in plan.environment.items())
     yield "command", render(plan.command) or "none: see notes"
     yield "notes", "\n".join(plan.notes) or "none"
+
+
+def _text(word: Word) -> str:
+    return word.text if isinstance(word, Sh) else word
 
 
 def _number(count: int | None) -> str:

@@ -1,32 +1,84 @@
-"""`phalanx run`: start a script on this machine."""
+"""`phalanx run`: start a script at once, on this machine or over the allocation around the command."""
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 
-from ..schedulers.local import run_local
-from .launch import OPTIONS, plan_of
-from .options import scan
+from ..config import Loaded
+from ..errors import PlanError
+from ..plan import LaunchPlan
+from ..planner import make_plan
+from ..schedulers.local import run_now
+from .launch import OPTIONS, Request, facts_for, plan_of, request_of
+from .options import Scanned, scan
 
 HELP = """\
 usage: phalanx run [options] [KEY=VALUE]... SCRIPT [script arguments]
 
-Start SCRIPT on this machine. Its output goes to the terminal from rank 0 and to logs/ in the run
-directory from the others. The exit code is the script's; when a rank fails the others are ended, and
-the last lines say which failed, why, and where its log is.
+Start SCRIPT on this machine or, inside a Slurm allocation, over all its nodes. Its output goes to the
+terminal from rank 0 and to logs/ in the run directory from the others. The exit code is the script's;
+when a rank fails the others are ended, and the last lines say which failed, why, and where its log is.
+
+      --jobid ID         over the running Slurm job ID, from outside it
+      --local            on this machine, also on a cluster's login node or inside an allocation
 
 {options}
 
 examples:
   phalanx run --nproc 2 train.py --epochs 3
   phalanx run -c base.yaml -c big.yaml --strategy fsdp --precision bf16 train.py
-  phalanx run --resume latest --nproc gpu train.py"""
+  phalanx run --resume latest --nproc gpu train.py
+  salloc -N 2 phalanx run --launcher srun --nproc 4 train.py"""
 
 
 def main(argv: Sequence[str]) -> int:
     """`argv` without `run`; the result is the exit code."""
-    scanned = scan(argv, script=True)
+    scanned = scan(argv, script=True, flags=("local",), valued=("jobid",))
     if "help" in scanned.flags:
         print(HELP.format(options=OPTIONS))
         return 0
-    return run_local(*plan_of(scanned, "run"))
+    request = request_of(scanned, "run")
+    job = _allocation(scanned)
+    if job is not None:
+        return run_now(*_over_allocation(request, job))
+    if "local" not in scanned.flags and _login_node():
+        raise PlanError(
+            "this is a node of a Slurm cluster outside any job: use `phalanx submit`, `salloc … phalanx run …` or "
+            "--jobid ID, or --local to train right here"
+        )
+    return run_now(plan_of(request), request.loaded)
+
+
+def _allocation(scanned: Scanned) -> str | None:
+    given = scanned.values.get("jobid")
+    if given is not None and "local" in scanned.flags:
+        raise PlanError(f"--jobid {given} and --local are two different places: give one of them")
+    if given is not None or "local" in scanned.flags:
+        return given
+    if "SLURM_JOB_ID" not in os.environ:
+        return None
+    from ..schedulers.slurm import allocation
+
+    return allocation.current(os.environ)
+
+
+def _over_allocation(request: Request, job: str) -> tuple[LaunchPlan, Loaded]:
+    from ..schedulers.slurm import allocation
+
+    share = allocation.find(job, os.environ)
+    loaded = allocation.fill(request.loaded, share)
+    plan = make_plan(loaded.config, facts_for(loaded), request.program, allocation=share.allocation)
+    meeting = allocation.meeting_point(share, loaded.config.host_suffix)
+    return replace(plan, environment={**plan.environment, **meeting}), loaded
+
+
+def _login_node() -> bool:
+    """Whether a Slurm cluster answers from here; having its commands alone means little."""
+    if shutil.which("sbatch") is None:
+        return False
+    from ..schedulers.slurm import client
+
+    return client.answers()

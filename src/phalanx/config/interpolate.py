@@ -13,10 +13,16 @@ from typing import Any, cast
 
 from ..errors import ConfigError
 from .table import FREE, canonical, keys, nearest, sections
-from .text import Plain, is_null
+from .text import SHELL_MARK, Plain, is_null
 from .tree import Leaf, Path, Tree, find, grow, leaves, merge, show
 
+# Settings that are shell text: an unknown `${X}` is the shell's there.
+SHELL_TEXTS = ("before", "after", "exec_command", "training_cmd")
+
 _OPENING = re.compile(r"(?P<escapes>\\*)\$\{")
+
+
+_SHELL_REFERENCE = re.compile(r"(?<!\\)\$\{([A-Za-z_][^{}$]*)\}")
 
 
 def escape(text: str) -> str:
@@ -122,6 +128,8 @@ class Resolver:
     def _text(self, text: str) -> Any:
         if "${" not in text:
             return text
+        if self._open[-1][0] in SHELL_TEXTS or text.startswith(SHELL_MARK):
+            return self._shell_text(text)
         kind = (
             Plain if isinstance(text, Plain) else str
         )  # what is put together from plain text is plain, from quoted text quoted
@@ -129,6 +137,17 @@ class Resolver:
         if len(pieces) == 1 and pieces[0][0]:
             return self._expression(pieces[0][1], kind)
         return kind("".join(self._piece(*piece) for piece in pieces))
+
+    def _shell_text(self, text: str) -> str:
+        """`${X}` that is neither a setting nor `oc.env:` or `now:` stays, and so does one that is escaped."""
+
+        def replace(match: re.Match[str]) -> str:
+            inner = match[1]
+            path = canonical(tuple(inner.split(".")))
+            ours = ".".join(path) in keys() or find(self.tree, path) is not None
+            return self._piece(True, inner) if ours or inner.startswith(("oc.env:", "now:")) else match[0]
+
+        return _SHELL_REFERENCE.sub(replace, text)
 
     def _piece(self, interpolated: bool, text: str) -> str:
         if not interpolated:

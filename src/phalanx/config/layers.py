@@ -12,7 +12,7 @@ from pathlib import Path as FilePath
 from typing import Any, cast
 
 from .convert import expected
-from .table import FREE, canonical, keys, nearest, sections
+from .table import FREE, canonical, keys, nearest, refused, sections
 from .text import Plain, is_null
 from .tree import Leaf, Path, Tree, grow, merge, origin_of, show
 
@@ -90,7 +90,9 @@ def from_environment(environ: Mapping[str, str], problems: list[str]) -> Tree:
     return tree
 
 
-def from_overrides(overrides: Iterable[str | tuple[str, str]], problems: list[str]) -> list[Tree]:
+def from_overrides(
+    overrides: Iterable[str | tuple[str, str]], problems: list[str], origin: str = COMMAND_LINE
+) -> list[Tree]:
     """One layer for each `key=value` (or pair) of the command line."""
     found = []
     for override in overrides:
@@ -98,7 +100,7 @@ def from_overrides(overrides: Iterable[str | tuple[str, str]], problems: list[st
         if len(pair) != 2 or not pair[0]:
             problems.append(f"{override!r} on the command line: expected key=value")
         else:
-            found.append(_override(tuple(pair[0].split(".")), pair[1], COMMAND_LINE, problems))
+            found.append(_override(tuple(pair[0].split(".")), pair[1], origin, problems))
     return found
 
 
@@ -137,7 +139,9 @@ def _shape(raw: Tree, prefix: Path, shaped: Tree, problems: list[str]) -> None:
             continue
         path = canonical((*prefix, *name.split(".")))
         key = ".".join(path)
-        if path[0] in FREE:
+        if path == ("slurm",) and isinstance(item, dict):
+            _shape(item, (), shaped, problems)
+        elif path[0] in FREE:
             _shape_free(path, item, shaped, problems)
         elif key in sections():
             _shape_section(key, path, item, shaped, problems)
@@ -191,5 +195,6 @@ def _put(shaped: Tree, path: Path, item: Tree | Leaf, problems: list[str]) -> No
 
 
 def _unknown(key: str, item: Tree | Leaf) -> str:
-    hint = "" if "." in key else f" A script's own settings go under 'params:' (params.{key})."
-    return f"unknown key {key!r} ({origin_of(item)}).{nearest(key)}{hint}"
+    reason = refused(key)
+    hint = "" if key.partition(".")[0] in sections() else f" A script's own settings go under 'params:' (params.{key})."
+    return f"unknown key {key!r} ({origin_of(item)}).{reason or nearest(key) + hint}"

@@ -15,6 +15,7 @@ from ..errors import ConfigError
 from .convert import expected
 from .interpolate import Resolver
 from .layers import COMMAND_LINE, SCRIPT, from_environment, from_file, from_overrides, from_script, profiles
+from .meaning import effects, with_command, without_rivals
 from .schema import JobConfig
 from .table import FREE, keys
 from .tree import Leaf, Path, Tree, find, leaves, merge, origin_of, show, values
@@ -26,12 +27,14 @@ DEFAULT = "default"
 class Loaded:
     """A configuration and, by dotted key, the origin of each value.
 
-    `overridden` has a sentence for each argument of `phalanx.init()` that another layer changed.
+    `overridden` has a sentence for each argument of `phalanx.init()` that another layer changed; `notes` say what
+    else the reader should know: settings without effect, or replaced by another layer's.
     """
 
     config: JobConfig
     origins: dict[str, str]
     overridden: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def load_config(
@@ -40,12 +43,15 @@ def load_config(
     environ: Mapping[str, str] | None = None,
     *,
     script: Mapping[str, Any] | None = None,
+    member: Mapping[str, str] | None = None,
+    member_origin: str = "",
     now: datetime | None = None,
 ) -> Loaded:
     """All layers of settings, merged, interpolated and checked.
 
     From lowest: defaults, `script` (the arguments of `phalanx.init()`), the site profile (PHALANX_SITE), the
-    user's file, `files`, PHALANX_* in `environ` (default: os.environ), `overrides` (`key=value`).
+    user's file, `files`, PHALANX_* in `environ` (default: os.environ), `overrides` (`key=value`), and what a
+    series sets in one of its jobs (`member`).
     Raises ConfigError that names every fault, each with its origin.
     """
     environ = os.environ if environ is None else environ
@@ -61,6 +67,8 @@ def load_config(
         raise _error(unreadable + problems)
     layers.append(from_environment(environ, problems))
     layers += from_overrides(overrides, problems)
+    if member is not None:
+        layers += from_overrides(member.items(), problems, member_origin)
     return assemble(from_script(script or {}, problems), layers, environ, now, problems)
 
 
@@ -73,8 +81,10 @@ def assemble(
 ) -> Loaded:
     """Merge `layers` over `script`, resolve and validate; all faults, `problems` included, in one error."""
     above: Tree = {}
+    notes: list[str] = []
     for layer in layers:
         _keep_lists_whole(above, layer, problems)
+        above = without_rivals(above, layer, notes, problems)
         above = cast("Tree", merge(above, layer))
     if "strategy" in script and _is_auto(above.get("strategy")):
         del above["strategy"]  # auto leaves the choice to the script
@@ -82,10 +92,13 @@ def assemble(
     now = now or datetime.now().astimezone()
     tree = Resolver(merged, environ, now, problems).resolve()
     config = _validate(tree, problems)
+    if config is not None:
+        config = with_command(config, problems)
+        notes += effects(config)
     overridden = _overridden(script, merged, config, environ, now, problems) if script else ()
     if problems or config is None:
         raise _error(problems)
-    return Loaded(config, _origins(tree), tuple(overridden))
+    return Loaded(config, _origins(tree), tuple(overridden), tuple(notes))
 
 
 def _is_auto(item: Tree | Leaf | None) -> bool:

@@ -16,6 +16,7 @@ from .tree import Leaf, Path, Tree
 from .yamlfile import write
 
 CONFIG_FILE = "config.yaml"
+_COMMANDS_OWN = ("save_script", "submit_job", "save_dir")
 ORIGINS_FILE = "origins.json"
 
 
@@ -53,17 +54,19 @@ def entries(settings: Mapping[str, Any], path: Path = ()) -> list[tuple[Path, An
     return found
 
 
-def save_run_config(loaded: Loaded, run_dir: str | FilePath) -> None:
-    """Write config.yaml (what was set above defaults and script) and origins.json in `run_dir`.
+def run_config_text(loaded: Loaded) -> str:
+    """config.yaml of a run: what was set above defaults and script, less what was meant for the command alone."""
+    settings = chosen(loaded, lambda origin: origin not in (DEFAULT, SCRIPT))
+    settings = {key: value for key, value in settings.items() if key not in _COMMANDS_OWN}
+    return dump(settings) if settings else ""
 
-    Each file is written whole or not at all.
-    """
+
+def save_run_config(loaded: Loaded, run_dir: str | FilePath) -> None:
+    """Write config.yaml and origins.json in `run_dir`, each whole or not at all."""
     folder = FilePath(run_dir)
-    below = (DEFAULT, SCRIPT)
-    settings = chosen(loaded, lambda origin: origin not in below)
-    origins = {key: origin for key, origin in loaded.origins.items() if origin not in below}
+    origins = {key: origin for key, origin in loaded.origins.items() if origin not in (DEFAULT, SCRIPT)}
     _write(folder / ORIGINS_FILE, json.dumps(origins, indent=1, ensure_ascii=True) + "\n")
-    _write(folder / CONFIG_FILE, dump(settings) if settings else "")
+    _write(folder / CONFIG_FILE, run_config_text(loaded))
 
 
 def _write(path: FilePath, text: str) -> None:

@@ -9,28 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from ..errors import ConfigError
 from ..registry import LAUNCHERS, STRATEGIES, TRACKERS, Entry, check_name
-from .convert import convert
-from .text import free
-
-Precision = Literal["fp32", "bf16", "fp16"]
-TextList = tuple[str, ...]
-Positive = Annotated[int, Field(ge=1)]
-
-
-class Section(BaseModel):
-    """Frozen; an unknown key is an error; text becomes the field's type by `convert`'s rules alone."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _from_text(cls, value: Any, info: ValidationInfo) -> Any:
-        name = info.field_name or ""
-        return free(value) if name == "params" else convert(value, cls.model_fields[name].annotation)
+from .section import NotNegative, Positive, Precision, Section, TextList
+from .slurm_schema import SlurmSettings
 
 
 class CheckpointSettings(Section):
@@ -61,10 +45,10 @@ class LrScalingSettings(Section):
     rule: Literal["none", "linear", "sqrt"] = Field(
         default="none", description="learning rate times 1, world size or its square root"
     )
-    warmup_steps: Annotated[int, Field(ge=0)] = Field(default=0, description="steps in which the factor grows from 1")
+    warmup_steps: NotNegative = Field(default=0, description="steps in which the factor grows from 1")
 
 
-class JobConfig(Section):
+class JobConfig(SlurmSettings):
     """All settings of a run. Names are Slurm's own where Slurm has one."""
 
     name: str | None = Field(default=None, description="run name; unset: the script's name")
@@ -73,17 +57,11 @@ class JobConfig(Section):
 
     strategy: str = Field(default="auto", description="auto, " + ", ".join(STRATEGIES))
     launcher: str = Field(default="auto", description="auto, " + ", ".join(LAUNCHERS))
-    nodes: Positive = Field(default=1, description="number of nodes")
     nproc_per_node: Positive | Literal["auto", "gpu", "cpu"] | None = Field(
         default=None,
         description="ranks per node: a number, auto, gpu or cpu; "
         "unset: ntasks_per_node > 1, else gpus_per_node, else 1",
     )
-    ntasks_per_node: Positive = Field(default=1, description="Slurm tasks per node")
-    gpus_per_node: Annotated[int, Field(ge=0)] | None = Field(
-        default=None, description="GPUs per node; unset: all there are"
-    )
-    cpus_per_task: Positive | None = Field(default=None, description="CPUs per Slurm task; unset: what is there")
     device: Literal["auto", "cpu", "cuda", "mps"] = Field(default="auto", description="where tensors live")
     backend: str | None = Field(default=None, description="communication; unset: nccl on cuda, gloo on cpu")
     master_addr: str | None = Field(default=None, description="rendezvous host; unset: the first node")
@@ -94,7 +72,7 @@ class JobConfig(Section):
     seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(default=0, description="seed of all random numbers")
     precision: Precision = Field(default="fp32", description="type of the forward: autocast over fp32 weights")
     accumulate: Positive = Field(default=1, description="batches per optimizer step")
-    num_workers: Annotated[int, Field(ge=0)] | Literal["auto"] | None = Field(
+    num_workers: NotNegative | Literal["auto"] | None = Field(
         default=None,
         description="loader workers per rank: a number or auto (from CPUs per rank); unset: the loader's own",
     )
@@ -104,6 +82,7 @@ class JobConfig(Section):
     fsdp: FsdpSettings = Field(default=FsdpSettings(), description="strategy fsdp")
 
     venv: str | None = Field(default=None, description="virtual environment of the ranks; unset: the command's own")
+    python: str | None = Field(default=None, description="interpreter of the ranks; unset: the virtual environment's")
     env: dict[str, str] = Field(default={}, description="environment variables for the ranks")
     trackers: TextList = Field(default=(), description="copies of the metrics: " + ", ".join(TRACKERS))
     records: Literal["auto", "rank", "node", "main"] = Field(

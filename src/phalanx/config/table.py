@@ -9,7 +9,9 @@ from functools import lru_cache
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from .schema import JobConfig, Section
+from .sbatch import PASSED, REFUSED
+from .schema import JobConfig
+from .section import Section
 from .tree import Path
 
 # Sections whose names are the user's own.
@@ -17,11 +19,17 @@ FREE = ("env", "params")
 
 ALIASES = {
     "num_nodes": "nodes",
+    "num_tasks": "ntasks",
     "num_tasks_per_node": "ntasks_per_node",
+    "memory": "mem",
+    "std_out": "output",
+    "std_err": "error",
     "run_name": "name",
     "nproc": "nproc_per_node",
     "distributed_strategy": "strategy",
     "dist_strat": "strategy",
+    "python_venv": "venv",
+    "pre_exec_command": "before",
 }
 
 
@@ -47,18 +55,33 @@ def _walk(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Field
 
 
 def canonical(path: Path) -> Path:
-    """`path` with `-` as `_` and aliases replaced; names in free-form sections stay as they are."""
+    """`path` with `-` as `_` and aliases replaced; names in free-form sections stay as they are.
+
+    `slurm.X` is X, and an option of sbatch that is no setting of its own is in the section `sbatch`.
+    """
     first = path[0].replace("-", "_")
+    if first == "slurm" and len(path) > 1:
+        return canonical(path[1:])
     if first in FREE:
         return (first, *path[1:])
-    return (ALIASES.get(first, first), *(part.replace("-", "_") for part in path[1:]))
+    rest = tuple(part.replace("-", "_") for part in path[1:])
+    if first in PASSED and not rest:
+        return ("sbatch", first)
+    return (ALIASES.get(first, first), *rest)
 
 
 def nearest(key: str, others: Iterable[str] = ()) -> str:
     """` Did you mean 'x'?` for the nearest to `key` of settings and `others`, or an empty string."""
     spelt = {name: name for name in (*keys(), *sections(), *others)}
     spelt |= {name: name for name in ALIASES}
+    spelt |= {name: name for name in PASSED}
     for name in keys():
         spelt.setdefault(name.rpartition(".")[2], name)
     near = get_close_matches(key.replace("-", "_"), list(spelt), n=1, cutoff=0.6)
     return f" Did you mean {spelt[near[0]]!r}?" if near else ""
+
+
+def refused(key: str) -> str:
+    """Why an option that sbatch has can't be a setting, or an empty string."""
+    reason = REFUSED.get(key.replace("-", "_"))
+    return f" sbatch's --{key.replace('_', '-')} has no place in a job file: {reason}." if reason else ""

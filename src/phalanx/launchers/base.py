@@ -1,26 +1,29 @@
-"""What a launcher is: a class that writes the command line of a plan."""
+"""What a launcher is: a class that writes the command line of a plan; and the steps that Slurm and MPI start."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 
 from ..plan import LaunchPlan
-from ..shell import Sh, Word
+from ..shell import Sh, Word, layout
 
-# The first host of the allocation and a port of the job's own, below the ephemeral ports. Evaluated in
-# the task: in the batch shell every node would get the first node's values.
-HEAD = Sh('"$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"')
-PORT = Sh("$((15000 + SLURM_JOB_ID % 16000))")
+# Where agents meet. The batch script sets both; they are read in the task.
+HEAD = Sh('"$PHALANX_RDZV_HOST"')
+PORT = Sh('"$PHALANX_RDZV_PORT"')
 
 
 class Launcher(ABC):
     """Stateless. To add one: write `command` in a file here and add a line to `registry.LAUNCHERS`."""
 
+    agents = False
+    """Whether Slurm starts one process a node, which starts the node's ranks, and not the ranks themselves."""
+
     @abstractmethod
     def command(self, plan: LaunchPlan) -> list[Word]:
         """The words that start all ranks of `plan`; empty if no single command does."""
 
-    def environment(self, plan: LaunchPlan) -> dict[str, str]:
+    def environment(self, plan: LaunchPlan) -> dict[str, Word]:
         """What the launcher's own ranks need on top of the plan's environment."""
         return {}
 
@@ -29,17 +32,62 @@ class Launcher(ABC):
         return []
 
 
-def worker(plan: LaunchPlan) -> list[Word]:
-    """The words after the interpreter that make it a rank."""
-    return ["-m", "phalanx.worker", plan.script, *plan.args]
+def rank(plan: LaunchPlan) -> list[Word]:
+    """The whole command of one rank."""
+    return [*plan.args] if plan.script is None else [plan.python, "-m", "phalanx.worker", plan.script, *plan.args]
 
 
-def srun(plan: LaunchPlan, tasks_per_node: int, cpus_per_task: int | None) -> list[Word]:
+def task(words: list[Word]) -> list[Word]:
+    """`words` as what one task runs: shell text in them is evaluated there, not where the step is started."""
+    if any(isinstance(word, Sh) for word in words):
+        return ["bash", "-c", layout([Sh("exec"), *words])]
+    return words
+
+
+def srun(plan: LaunchPlan, per_node: int, cpus_per_task: int | None, words: list[Word]) -> list[Word]:
     """A Slurm step over all nodes that ends when one task fails.
 
     A step doesn't inherit the job's CPUs per task, so they are said again.
     """
-    words: list[Word] = ["srun", f"--nodes={plan.nodes}", f"--ntasks-per-node={tasks_per_node}"]
+    config = plan.config
+    step: list[Word] = ["srun", f"--nodes={plan.nodes}"]
+    uneven = plan.ntasks is not None and per_node > 1
+    step.append(f"--ntasks={plan.ntasks}" if uneven else f"--ntasks-per-node={per_node}")
+    if not uneven:
+        step.insert(2, f"--ntasks={per_node * plan.nodes}")
     if cpus_per_task is not None:
-        words.append(f"--cpus-per-task={cpus_per_task}")
-    return [*words, "--kill-on-bad-exit=1"]
+        step.append(f"--cpus-per-task={cpus_per_task}")
+    step.append("--kill-on-bad-exit=1")
+    if plan.allocation is not None:
+        step += [f"--jobid={plan.allocation.job_id}", "--overlap"]
+    if config.mpi:
+        step.append(f"--mpi={config.mpi}")
+    # Bound to the cores of one task, an agent would hold all its ranks there.
+    bind = config.cpu_bind or ("none" if per_node == 1 else None)
+    if bind:
+        step.append(f"--cpu-bind={bind}")
+    return [*step, *config.srun_args, *task(words)]
+
+
+def mpirun(plan: LaunchPlan, per_node: int, words: list[Word]) -> list[Word]:
+    """Processes by MPI, unbound (bound ones would hold all threads of a rank on one core), with the environment."""
+    config = plan.config.mpirun
+    count = plan.ntasks if plan.ntasks is not None and per_node > 1 else per_node * plan.nodes
+    if plan.mpi_flavor == "mpich":
+        place: list[Word] = ["-n", str(count)]
+        place += [] if plan.ntasks else ["-ppn", str(per_node)]
+        place += ["-bind-to", "none", "-genvlist", Sh(f'"$({_travelling(plan)} | paste -sd, -)"')]
+    else:
+        place = ["-np", str(count), "--map-by", "slot" if plan.ntasks else f"ppr:{per_node}:node"]
+        place += ["--bind-to", "none", Sh(f"$({_travelling(plan)} | sed 's/^/-x /')")]
+    return [config.executable, *place, *config.args, *task(words)]
+
+
+def _travelling(plan: LaunchPlan) -> str:
+    """A shell command that lists the set variables that MPI must carry to other nodes."""
+    names = "|".join(["PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV", "TMPDIR", *_plain(plan.environment)])
+    return f"compgen -e | grep -E '^(({names})$|(NCCL|GLOO|UCX|PHALANX|OMP|TRITON|TORCHINDUCTOR)_)'"
+
+
+def _plain(names: Iterable[str]) -> list[str]:
+    return [name for name in names if not name.startswith(("PHALANX_", "NCCL_", "GLOO_", "UCX_", "OMP_"))]

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from ..plan import RUN_DIR_UNKNOWN, LaunchPlan
-from ..shell import Sh, Word, render
+from ..shell import Sh, Word
 from .base import HEAD, PORT, Launcher, srun
 
 
 class Deepspeed(Launcher):
+    agents = True
+
     def command(self, plan: LaunchPlan) -> list[Word]:
         if plan.nodes == 1:
             return ["deepspeed", *_ranks(plan), *_module(plan)]
-        head: Word = plan.master_addr or HEAD
-        port: Word = str(plan.master_port) if plan.master_port else PORT
+        head: Word = plan.config.master_addr or HEAD
+        port: Word = str(plan.config.master_port) if plan.config.master_port else PORT
         task: list[Word] = [
-            Sh("exec"),
             "deepspeed",
             "--hostfile",
             Sh('"$PHALANX_RUN_DIR/hostfile"'),
@@ -22,7 +23,7 @@ class Deepspeed(Launcher):
         ]
         task += ["--node_rank", Sh('"$SLURM_NODEID"'), "--num_nodes", str(plan.nodes), *_ranks(plan)]
         task += ["--master_addr", head, "--master_port", port, *_module(plan)]
-        return [*srun(plan, 1, plan.cpus_per_node), "bash", "-c", render(task)]
+        return srun(plan, 1, plan.cpus_per_node, task)
 
     def notes(self, plan: LaunchPlan) -> list[str]:
         return [f"deepspeed reads the nodes from {RUN_DIR_UNKNOWN}/hostfile"] if plan.nodes > 1 else []
@@ -34,4 +35,4 @@ def _ranks(plan: LaunchPlan) -> list[Word]:
 
 
 def _module(plan: LaunchPlan) -> list[Word]:
-    return ["--module", "phalanx.worker", plan.script, *plan.args]
+    return ["--module", "phalanx.worker", plan.script or "", *plan.args]

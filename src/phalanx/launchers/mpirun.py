@@ -1,17 +1,12 @@
-"""One MPI process per rank, with Open MPI's mpirun."""
+"""One MPI process per rank, by Open MPI's or MPICH's mpirun, which take the nodes from Slurm."""
 
 from __future__ import annotations
 
 from ..plan import LaunchPlan
 from ..shell import Word
-from .base import Launcher, worker
+from .base import Launcher, mpirun, rank
 
 
 class Mpirun(Launcher):
     def command(self, plan: LaunchPlan) -> list[Word]:
-        """Processes stay unbound: bound ones would hold all threads of a rank on one core."""
-        words: list[Word] = ["mpirun", "-np", str(plan.world_size)]
-        words += ["--map-by", f"ppr:{plan.nproc_per_node}:node", "--bind-to", "none"]
-        for name in plan.environment:
-            words += ["-x", name]
-        return [*words, plan.python, *worker(plan)]
+        return mpirun(plan, plan.nproc_per_node, rank(plan))

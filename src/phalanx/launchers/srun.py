@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from ..plan import LaunchPlan
 from ..shell import Word
-from .base import Launcher, srun, worker
+from .base import Launcher, rank, srun
 
 
 class Srun(Launcher):
     def command(self, plan: LaunchPlan) -> list[Word]:
-        return [*srun(plan, plan.nproc_per_node, plan.cpus_per_rank), plan.python, *worker(plan)]
+        return srun(plan, plan.nproc_per_node, plan.cpus_per_rank, rank(plan))

@@ -1,48 +1,57 @@
-"""PyTorch's agent, one per node; on several nodes Slurm starts the agents."""
+"""PyTorch's agent, one per node; on several nodes Slurm or MPI starts the agents."""
 
 from __future__ import annotations
 
 from ..plan import LaunchPlan
-from ..shell import Sh, Word, quote, render
-from .base import HEAD, PORT, Launcher, srun
+from ..shell import Sh, Word, quote
+from .base import HEAD, PORT, Launcher, mpirun, srun
+
+# Which node this is, in the words of what started the task: in the batch shell every node would be node 0.
+_NODE = {"srun": "$SLURM_NODEID", "openmpi": "$OMPI_COMM_WORLD_RANK", "mpich": "$PMI_RANK"}
+# What all agents of one launch share and no other launch has. MPI's own processes are no tasks of one step.
+_STEP = {"srun": "$SLURM_STEP_ID"}
 
 
 class Torchrun(Launcher):
+    agents = True
+
     def command(self, plan: LaunchPlan) -> list[Word]:
-        if plan.nodes == 1:
+        by_mpi = plan.config.torchrun.start == "mpirun"
+        if plan.local:
             return _agent(plan, _local_rendezvous(plan))
-        task: list[Word] = [Sh("exec"), *_agent(plan, _slurm_rendezvous(plan))]
-        return [*srun(plan, 1, plan.cpus_per_node), "bash", "-c", render(task)]
+        agent = _agent(plan, _rendezvous(plan, plan.mpi_flavor if by_mpi else "srun"))
+        return mpirun(plan, 1, agent) if by_mpi else srun(plan, 1, plan.cpus_per_node, agent)
 
 
 def _agent(plan: LaunchPlan, rendezvous: list[Word]) -> list[Word]:
     """`--` because torchrun otherwise takes a script's `--n` for an abbreviation of its own options;
     `$` doubled because it substitutes `$local_rank` and `$$` in the arguments it passes on."""
-    passed = [word.replace("$", "$$") for word in (plan.script, *plan.args)]
-    agent: list[Word] = [plan.python, "-m", "torch.distributed.run", *rendezvous]
-    return [*agent, "--nproc-per-node", str(plan.nproc_per_node), "-m", "--", "phalanx.worker", *passed]
+    executable = plan.config.torchrun.executable
+    agent: list[Word] = [executable] if executable else [plan.python, "-m", "torch.distributed.run"]
+    agent += [*rendezvous, "--nproc-per-node", str(plan.nproc_per_node)]
+    program: list[Word] = ["--no-python", "--"] if plan.script is None else ["-m", "--", "phalanx.worker", plan.script]
+    passed: list[Word] = [*program, *plan.args]
+    return agent + [word if isinstance(word, Sh) else word.replace("$", "$$") for word in passed]
 
 
 def _local_rendezvous(plan: LaunchPlan) -> list[Word]:
     """On loopback, so that a machine whose own name doesn't resolve works too."""
-    if plan.master_port is None:
+    if plan.config.master_port is None:
         return ["--standalone", "--local-addr", "127.0.0.1"]
-    return ["--master-addr", "127.0.0.1", "--master-port", str(plan.master_port)]
+    return ["--master-addr", "127.0.0.1", "--master-port", str(plan.config.master_port)]
 
 
-def _slurm_rendezvous(plan: LaunchPlan) -> list[Word]:
-    """`is_host` is said outright: on a port in use an agent would otherwise join another job's store."""
-    head = quote(plan.master_addr or HEAD)
-    port = quote(str(plan.master_port) if plan.master_port else PORT)
+def _rendezvous(plan: LaunchPlan, starter: str) -> list[Word]:
+    """`is_host` is said outright: on a port in use an agent would otherwise join another job's store. `rank` is for
+    the reader: c10d numbers the agents itself."""
+    config = plan.config
+    node, step = _NODE[starter], _STEP.get(starter, "$PHALANX_RDZV_PORT")
+    head = quote(config.master_addr or HEAD)
+    port = quote(str(config.master_port) if config.master_port else PORT)
     return [
-        "--nnodes",
-        str(plan.nodes),
-        "--rdzv-backend",
-        "c10d",
-        "--rdzv-endpoint",
-        Sh(f"{head}:{port}"),
-        "--rdzv-conf",
-        Sh("is_host=$((SLURM_NODEID == 0))"),
-        "--rdzv-id",
-        Sh('"$SLURM_JOB_ID.$SLURM_STEP_ID.${SLURM_RESTART_COUNT:-0}"'),
+        *("--nnodes", str(plan.nodes)),
+        *("--rdzv-backend", "c10d"),
+        *("--rdzv-endpoint", Sh(f"{head}:{port}")),
+        *("--rdzv-conf", Sh(f"is_host=$(({node} == 0)),rank={node}")),
+        *("--rdzv-id", Sh(f'"$SLURM_JOB_ID.{step}.${{SLURM_RESTART_COUNT:-0}}"')),
     ]

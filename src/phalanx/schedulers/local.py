@@ -1,4 +1,4 @@
-"""Carries out a plan on this machine."""
+"""Carries out a plan at once: on this machine, or in an allocation that exists."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .. import shell
 from ..config import RESERVED, Loaded, save_run_config
 from ..errors import MissingExtraError, PlanError
 from ..plan import LOCAL_LAUNCHERS, LaunchPlan
-from ..rundir import find_run_dir, log_path, new_run_dir, write_atomic
+from ..rundir import find_run_dir, new_run_dir, write_atomic
 from . import process, verdict
 from .source import save_source
 
@@ -31,7 +31,7 @@ _INHERITED = (RESERVED - {"PHALANX_SITE"}) | {
 _INHERITED_PREFIXES = ("TORCHELASTIC_", "PET_")  # PET_* are torchrun's own options
 
 
-def run_local(plan: LaunchPlan, loaded: Loaded) -> int:
+def run_now(plan: LaunchPlan, loaded: Loaded) -> int:
     """Start the plan's ranks, wait for them, and say who failed; the exit code is the script's.
 
     Raises PlanError or MissingExtraError before anything is written when it can't work.
@@ -64,23 +64,38 @@ def _removed_unless_started(new: Path | None) -> Iterator[None]:
 
 
 def _words(plan: LaunchPlan) -> list[str]:
-    return [word if isinstance(word, str) else word.text for word in plan.command]
+    """The command for exec; one with shell text needs a shell."""
+    words = [word for word in plan.command if isinstance(word, str)]
+    return words if len(words) == len(plan.command) else ["bash", "-c", f"exec {shell.render(plan.command)}"]
 
 
 def _check(plan: LaunchPlan) -> None:
     """All that can be known to fail before a start."""
+    if plan.allocation is None:
+        _check_local(plan)
+    elif plan.launcher == "mpirun" and not plan.allocation.inside:
+        raise PlanError("launcher mpirun finds the nodes only inside the allocation: use --launcher srun or torchrun")
+    if not plan.command:
+        raise PlanError(f"launcher {plan.launcher} has no single command to run here: use --launcher torchrun")
+    if plan.script is not None:
+        _check_script(Path(plan.script))
+    _check_python(plan)
+
+
+def _check_local(plan: LaunchPlan) -> None:
     if plan.nodes > 1:
-        raise PlanError(f"{plan.nodes} nodes were asked for, and `phalanx run` starts on this machine: use nodes=1")
+        raise PlanError(
+            f"{plan.nodes} nodes were asked for, and `phalanx run` outside an allocation starts on this machine: use "
+            "nodes=1, `phalanx submit`, or --jobid ID of a running job"
+        )
     if plan.launcher not in LOCAL_LAUNCHERS:
         needs = "a Slurm allocation" if plan.launcher == "srun" else "a cluster job"
         raise PlanError(
             f"launcher {plan.launcher} needs {needs}, and `phalanx run` starts on this machine: "
             f"use --launcher {' or '.join(LOCAL_LAUNCHERS)} (`phalanx plan` shows the command)"
         )
-    _check_script(Path(plan.script))
-    _check_python(plan)
-    if plan.master_port is not None:
-        _check_port(plan.master_port)
+    if plan.config.master_port is not None:
+        _check_port(plan.config.master_port)
 
 
 def _check_script(script: Path) -> None:
@@ -118,11 +133,12 @@ def _write(plan: LaunchPlan, loaded: Loaded, run_dir: Path) -> dict[str, str]:
     save_run_config(loaded, run_dir)
     write_atomic(run_dir / "plan.json", plan.to_json())
     write_atomic(run_dir / "job.sh", shell.script(plan.command, plan.environment, str(Path.cwd())))
-    save_source(Path(plan.script), run_dir)
-    return {**_without_other_launches(os.environ), **plan.environment}
+    save_source(Path(plan.script or "."), run_dir)
+    own = {name: shell.evaluate(value) for name, value in plan.environment.items()}
+    return {**without_other_launches(os.environ), **own}
 
 
-def _without_other_launches(environ: Mapping[str, str]) -> dict[str, str]:
+def without_other_launches(environ: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in environ.items()
@@ -137,16 +153,16 @@ def _conclude(plan: LaunchPlan, run_dir: Path, start: float, ended: process.Ende
     if ended.signal is not None:
         print(f"stopped by {verdict.signal_name(ended.signal)}", file=sys.stderr)
         return 128 + ended.signal
-    host = plan.host or socket.gethostname()
-    culprit = verdict.find(run_dir, start, ended.returncode, ended.stderr, host, plan.launcher)
-    if culprit is None:
-        code = ended.returncode if ended.returncode > 0 else 128 - ended.returncode
-        print(f"{plan.launcher} ended with exit code {code}; no rank reported an error", file=sys.stderr)
-        return code
-    print(f"{culprit.who} on {culprit.host} {culprit.what}", file=sys.stderr)
-    log = log_path(run_dir, culprit.rank or 0, 0, plan.world_size)
-    if culprit.rank is not None and log.exists():
-        print(f"  log: {log}", file=sys.stderr)
-    if culprit.error_file is not None:
-        print(f"  traceback: {culprit.error_file}", file=sys.stderr)
-    return culprit.exit_code or 1
+    attempt = verdict.Attempt(
+        run_dir=run_dir,
+        since=start,
+        returncode=ended.returncode,
+        stderr=ended.stderr,
+        host=plan.host or socket.gethostname(),
+        launcher=plan.launcher,
+        world_size=plan.world_size,
+        nproc_per_node=plan.nproc_per_node,
+    )
+    lines, code = verdict.conclude(attempt)
+    print("\n".join(lines), file=sys.stderr)
+    return code

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 from pathlib import Path
 
+from ..errors import PlanError
 from ..rundir import write_atomic
 
 DIFF_LIMIT = 1 << 20  # characters; a larger diff is cut off, and `truncated` says so
@@ -24,6 +26,25 @@ def save_source(script: Path, run_dir: Path) -> None:
         "truncated": diff is not None and len(diff) > DIFF_LIMIT,
     }
     write_atomic(run_dir / "source.json", json.dumps(source, indent=1))
+
+
+def save_snapshot(folder: Path, run_dir: Path) -> None:
+    """Copy the tracked files of the repository around `folder`, as they are now, into `snapshot/`; `workdir` is the
+    copy of `folder`. Raises PlanError where git tracks nothing."""
+    top = (_git(folder, "rev-parse", "--show-toplevel") or "").rstrip("\n")
+    names = _git(folder, "ls-files", "-z", "--full-name", "--", ":/") if top else None
+    if not names:
+        raise PlanError(f"snapshot=true copies the files that git tracks, and {folder} has none: commit, or unset it")
+    target = run_dir / "snapshot"
+    for name in filter(None, names.split("\0")):
+        source = Path(top, name)
+        if source.is_symlink() or source.is_file():  # one that was deleted since is not in the tree either
+            copy = target / name
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(source, copy, follow_symlinks=False)
+    here = target / folder.resolve().relative_to(Path(top).resolve())
+    here.mkdir(parents=True, exist_ok=True)
+    (run_dir / "workdir").symlink_to(here)
 
 
 def _git(folder: Path, *arguments: str) -> str | None:

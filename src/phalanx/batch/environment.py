@@ -1,0 +1,37 @@
+"""Lines of a batch script that prepare the environment: modules, proxies, temporary folders."""
+
+from __future__ import annotations
+
+import shlex
+
+from ..config.slurm_schema import ModulesSettings, ProxySettings
+from ..shell import Sh, Word, exports
+
+# Caches that would otherwise lie in $HOME or on a file system that all nodes share.
+_CACHES = {"TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor"}
+
+
+def modules(settings: ModulesSettings) -> list[str]:
+    """`module` commands in the order in which the settings were written."""
+    lines = []
+    for verb, words in settings.steps:
+        if verb == "purge":
+            lines.append("module --force purge" if words == ("force",) else "module purge")
+        else:
+            lines.append(f"module {verb} {' '.join(map(shlex.quote, words))}")
+    return ["# Modules", *lines] if lines else []
+
+
+def proxies(settings: ProxySettings) -> list[str]:
+    """Each in both spellings, as programs differ in which they read."""
+    variables = {"http_proxy": settings.http, "https_proxy": settings.https, "no_proxy": settings.no}
+    both = {spelt: value for name, value in variables.items() if value for spelt in (name, name.upper())}
+    return ["# Proxies", *exports(both)] if both else []
+
+
+def tmpdir(folder: Word | None) -> list[str]:
+    """A node-local folder for temporary files and compiler caches; each rank makes it on its node."""
+    if not folder:
+        return []
+    caches = {name: Sh(f"$TMPDIR/{leaf}") for name, leaf in _CACHES.items()}
+    return ["# Temporary files, on each node", *exports({"TMPDIR": folder, **caches}), 'mkdir -p "$TMPDIR"']

@@ -1,0 +1,121 @@
+"""The batch script of a plan. What it prints is what is submitted, saved and previewed, byte for byte."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import PurePath
+
+from .. import __version__
+from ..plan import LaunchPlan
+from ..shell import Sh, Word, exports, layout, quote, render
+from .directives import directives
+from .environment import modules, proxies, tmpdir
+
+_END_OF_CONFIG = "END_OF_CONFIG"
+
+
+@dataclass(frozen=True)
+class Inserts:
+    """Text of the user's own files that stands in the script: `pre_exec_file` and `exec_file`."""
+
+    before: str = ""
+    launch: str = ""
+
+
+def render_script(plan: LaunchPlan, settings: str, inserts: Inserts | None = None) -> str:
+    """The whole script; `settings` is the YAML that its ranks find as config.yaml.
+
+    Raises PlanError for values that cannot stand in a directive.
+    """
+    inserts = inserts or Inserts()
+    parts = [
+        _head(plan),
+        ["set -o pipefail"],
+        _run_directory(plan, settings),
+        _text("Before", plan.config.before, inserts.before),
+        modules(plan.config.modules),
+        proxies(plan.config.proxy),
+        _environment(plan),
+        _venv(plan),
+        tmpdir(plan.config.tmpdir),
+        _rendezvous(plan),
+        _launch(plan, inserts.launch),
+        _text("After", plan.config.after),
+        ['echo "$status" >"$PHALANX_RUN_DIR/jobs/$SLURM_JOB_ID.exit"', 'exit "$status"'],
+    ]
+    return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
+
+
+def _head(plan: LaunchPlan) -> list[str]:
+    ranks = f"{plan.nodes} x {plan.nproc_per_node}" if plan.ntasks is None else f"{plan.ntasks} on {plan.nodes} nodes"
+    about = f"# {plan.launcher}, {plan.strategy}, ranks {ranks} (phalanx {__version__})"
+    return ["#!" + plan.config.shebang.removeprefix("#!").strip(), *directives(plan), about]
+
+
+def _run_directory(plan: LaunchPlan, settings: str) -> list[str]:
+    """`phalanx submit` gives the run directory as the argument. Under plain `sbatch FILE` the job makes one of its
+    own; a requeued job finds it again. The tasks of an array have one each."""
+    root = PurePath(plan.cwd, plan.config.run_root)
+    lines = [
+        f"run_dir=${{1:-{shlex.quote(str(root / plan.name))}/job-${{SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}}}}",
+        'export PHALANX_RUN_DIR="$run_dir${SLURM_ARRAY_TASK_ID:+/array-$SLURM_ARRAY_TASK_ID}"',
+        'mkdir -p "$PHALANX_RUN_DIR/jobs" || exit',
+        'date +%s >>"$PHALANX_RUN_DIR/jobs/$SLURM_JOB_ID.start"',
+        f'[ -e "$PHALANX_RUN_DIR/config.yaml" ] || cat >"$PHALANX_RUN_DIR/config.yaml" <<\'{_END_OF_CONFIG}\'',
+        *settings.splitlines(),
+        _END_OF_CONFIG,
+    ]
+    if plan.config.snapshot:
+        lines.append('if [ -d "$run_dir/workdir" ]; then cd "$run_dir/workdir" || exit; fi  # the snapshot')
+    return lines
+
+
+def _text(title: str, *texts: str | None) -> list[str]:
+    lines = [text.rstrip("\n") for text in texts if text and text.strip()]
+    return [f"# {title}", *lines] if lines else []
+
+
+def _environment(plan: LaunchPlan) -> list[str]:
+    own: Mapping[str, Word] = {name: value for name, value in plan.environment.items() if name != "PHALANX_RUN_DIR"}
+    return ["# Environment", *exports(own)]
+
+
+def _venv(plan: LaunchPlan) -> list[str]:
+    if not plan.config.venv:
+        return []
+    return ["# Virtual environment", f". {shlex.quote(str(PurePath(plan.cwd, plan.config.venv, 'bin/activate')))}"]
+
+
+def _rendezvous(plan: LaunchPlan) -> list[str]:
+    """Where agents meet: this shell runs on the first node, so it can look for a free port there."""
+    if not any(isinstance(word, str) and "PHALANX_RDZV" in word for word in map(quote, plan.command)):
+        return []
+    return [
+        "# The agents' meeting point: this node, and a port of the job's own below the ephemeral ones",
+        f"export PHALANX_RDZV_HOST={_head_address(plan)}",
+        'export PHALANX_RDZV_PORT="${MASTER_PORT:-}"',
+        "for try in 0 1 2 3 4 5 6 7; do",
+        '  [ -z "${MASTER_PORT:-}" ] || break',
+        "  PHALANX_RDZV_PORT=$((20000 + (SLURM_JOB_ID * 31 + try * 4001) % 12000))",
+        '  (exec 3<>"/dev/tcp/127.0.0.1/$PHALANX_RDZV_PORT") 2>/dev/null || break  # nobody answers: it is free',
+        "done",
+    ]
+
+
+def _head_address(plan: LaunchPlan) -> str:
+    config = plan.config
+    if config.interface and not config.host_suffix:
+        device = shlex.quote(config.interface)
+        return f'$(ip -o -4 addr show dev {device} | awk \'{{sub("/.*", "", $4); print $4; exit}}\')'
+    return f'"${{SLURMD_NODENAME:-$(hostname)}}"{shlex.quote(config.host_suffix) if config.host_suffix else ""}'
+
+
+def _launch(plan: LaunchPlan, text: str) -> list[str]:
+    """The step and its exit code; what comes after cannot change that."""
+    own = plan.config.exec_command or text
+    line = own.rstrip("\n") if own else layout(plan.command)
+    report = render([plan.python, "-m", "phalanx.report_failure", Sh('"$PHALANX_RUN_DIR" "$status"')])
+    split = ["# shellcheck disable=SC2046  # one word a variable"] if "$(compgen" in line else []
+    return ["# Launch", *split, line, "status=$?", f'[ "$status" -eq 0 ] || {report}']

@@ -1,0 +1,151 @@
+"""`phalanx submit`, also called `phalanx generate-slurm`: batch scripts, previewed, saved and submitted."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ..errors import UsageError
+from ..schedulers.slurm import client, series, submit
+from ..schedulers.slurm.limits import check_limits
+from ..schedulers.slurm.wait import wait_for
+from .launch import OPTIONS, facts_for, request_of
+from .options import Scanned, scan
+
+HELP = """\
+usage: phalanx submit [options] [KEY=VALUE]... [SCRIPT [script arguments]]
+
+Write the Slurm batch script that starts SCRIPT (or the settings' training_cmd) as a job, keep it in
+save_dir and submit it; the last line on stdout is the job's id. generate-slurm is the same command.
+
+      --preview          only print the script: needs no Slurm and no file that the job needs
+      --no-submit-job    only save the script; it works under plain `sbatch FILE`
+      --no-save-script   only submit; the run directory keeps its job.sh. With both: as --preview
+      --mode NAME        single, runall (a job per strategy) or scaling-test (also per number of nodes)
+      --yes              don't ask before more than 8 jobs
+      --chain N          N jobs, each of which goes on where the one before stopped
+      --wait             wait for the end; the exit code is the job's
+      --force            submit what looks impossible: files or nodes that can't be seen from here
+  -N -n -t -p -A -J …    as sbatch has them; any long option of sbatch is a setting too
+
+{options}
+
+examples:
+  phalanx submit -N 2 --gpus-per-node 4 -t 1:00:00 --preview train.py --epochs 3
+  phalanx submit -c job.yaml --strategy fsdp nodes=8
+  phalanx submit -c job.yaml --mode scaling-test --scalability-nodes 1,2,4"""
+
+_FLAGS = ("preview", "yes", "wait", "force")
+
+
+def main(argv: Sequence[str]) -> int:
+    """`argv` without `submit`; the result is the exit code."""
+    scanned = scan(argv, script=True, flags=_FLAGS, valued=("chain",))
+    if "help" in scanned.flags:
+        print(HELP.format(options=OPTIONS))
+        return 0
+    chain = _chain(scanned.values.get("chain"))
+    if "preview" in scanned.flags:
+        overrides = (*scanned.overrides, ("save_script", "false"), ("submit_job", "false"))
+        scanned = replace(scanned, overrides=overrides)
+    ids = carry_out(jobs_of(scanned), scanned.flags, chain)
+    for job_id in ids:
+        print(job_id, flush=True)
+    return wait_for(ids) if ids and "wait" in scanned.flags else 0
+
+
+def _chain(text: str | None) -> int:
+    if text is None:
+        return 1
+    if not (text.isascii() and text.isdecimal() and int(text) >= 1):
+        raise UsageError(f"--chain {text!r}: expected a number of jobs from 1")
+    return int(text)
+
+
+def jobs_of(scanned: Scanned) -> list[submit.Job]:
+    """One job, or those of a series: each with settings, `${…}` included, of its own."""
+    request = request_of(scanned, "submit")
+    facts = facts_for(request.loaded)
+    config = request.loaded.config
+    if config.mode == "single":
+        return [submit.build(request.loaded, request.program, facts)]
+    name = config.job_name or config.name or request.program.name
+    jobs = []
+    for member in series.members(config):
+        settings = member.settings(name, series.ranks_per_node(config, facts, member))
+        own = request_of(scanned, "submit", settings, f"--mode {config.mode}")
+        files = series.output_files(config, own.loaded.config)
+        if files:
+            own = request_of(scanned, "submit", settings | files, f"--mode {config.mode}")
+        jobs.append(submit.build(own.loaded, own.program, facts))
+    return jobs
+
+
+def carry_out(jobs: list[submit.Job], flags: frozenset[str] = frozenset(), chain: int = 1) -> list[str]:
+    """Print, save and submit as `save_script` and `submit_job` say; returns the ids of submitted jobs."""
+    config = jobs[0].loaded.config
+    _say(jobs)
+    if not config.save_script and not config.submit_job:
+        for job in jobs:
+            sys.stdout.write(job.script)
+        return []
+    if config.submit_job:
+        _check(jobs, flags, chain)
+    if config.save_script:
+        for job in jobs:
+            print(f"script: {submit.save(job)}", file=sys.stderr)
+    return _submit(jobs, chain) if config.submit_job else []
+
+
+def _say(jobs: list[submit.Job]) -> None:
+    """On stderr, so that a preview on stdout is the script alone."""
+    said: set[str] = set()
+    for job in jobs:
+        for line in (*job.loaded.overridden, *job.loaded.notes, *job.plan.notes):
+            if line not in said:
+                print(f"{job.name}: {line}" if len(jobs) > 1 else f"note: {line}", file=sys.stderr)
+                said.add(line)
+
+
+def _check(jobs: list[submit.Job], flags: frozenset[str], chain: int) -> None:
+    """All that can be known before anything is written or submitted."""
+    client.require("sbatch")
+    if "force" not in flags:
+        partitions = client.partitions()
+        for job in jobs:
+            submit.check(job)
+            check_limits(job.plan, partitions)
+    for job in jobs:
+        for warning in submit.warnings(job):
+            print(f"warning: {warning}", file=sys.stderr)
+    count = len(jobs) * chain
+    if count > series.CONFIRM_ABOVE and "yes" not in flags:
+        _confirm(count, series.node_hours([job.plan for job in jobs]) * chain)
+
+
+def _confirm(count: int, node_hours: float) -> None:
+    what = f"{count} jobs" + (f", up to {node_hours:g} node-hours" if node_hours else "")
+    if not sys.stdin.isatty():
+        raise UsageError(f"{what}: more than {series.CONFIRM_ABOVE} are submitted from a terminal, or with --yes")
+    print(f"submit {what}? [y/N] ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise UsageError("nothing was submitted")
+
+
+def _submit(jobs: list[submit.Job], chain: int) -> list[str]:
+    """Submit one by one; if one is refused, say what was submitted before it."""
+    name = series.series_name(jobs[0].plan.name) if len(jobs) > 1 else None
+    ids: list[str] = []
+    try:
+        for number, job in enumerate(jobs, 1):
+            before = len(ids)
+            run_dir = submit.submit(job, ids, chain, name)
+            count = f"[{number}/{len(jobs)}] " if len(jobs) > 1 else ""
+            print(f"{count}{job.name}: job {' '.join(ids[before:])} in {run_dir}", file=sys.stderr, flush=True)
+    except BaseException:
+        if ids:
+            words = " ".join(ids)
+            print(f"submitted before this: {words}; cancel with: phalanx cancel {words}", file=sys.stderr)
+        raise
+    return ids

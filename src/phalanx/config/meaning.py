@@ -1,0 +1,68 @@
+"""What settings mean to each other: those that exclude one another, and those that stand for others."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from .schema import JobConfig
+from .slurm_schema import WITHOUT_EFFECT
+from .table import canonical, keys
+from .text import is_null
+from .tree import Leaf, Tree, origin_of, show
+
+# Of each group Slurm takes one.
+_RIVALS = (("mem", "mem_per_cpu", "mem_per_gpu"), ("cpus_per_task", "cpus_per_gpu"))
+_SETTING = re.compile(r"(?<!\$)\{([A-Za-z_][\w.-]*)\}", re.ASCII)
+
+
+def without_rivals(below: Tree, layer: Tree, notes: list[str], problems: list[str]) -> Tree:
+    """`below` less what `layer` replaces by another way to say it (`mem` by `mem_per_cpu`)."""
+    for group in _RIVALS:
+        said = [key for key in group if key in layer and _is_set(layer[key])]
+        if len(said) > 1:
+            names = " and ".join(f"{key} ({origin_of(layer[key])})" for key in said)
+            problems.append(f"{names} exclude each other for Slurm: keep one of them")
+        for key in group if said else ():
+            if key in below and key not in said and _is_set(below[key]):
+                notes.append(f"{key}={_shown(below[key])} ({origin_of(below[key])}) gives way to {said[0]}")
+                below = {name: item for name, item in below.items() if name != key}
+    return below
+
+
+def _is_set(item: Tree | Leaf) -> bool:
+    return not (isinstance(item, Leaf) and is_null(item.value))
+
+
+def _shown(item: Tree | Leaf) -> str:
+    return show(item.value) if isinstance(item, Leaf) else "…"
+
+
+def effects(config: JobConfig) -> list[str]:
+    """Sentences on settings that are accepted and do nothing."""
+    found = [f"{key} has no effect in phalanx" for key in WITHOUT_EFFECT if getattr(config, key) is not None]
+    if config.exec_command and config.training_cmd:
+        found.append("exec_command stands in place of training_cmd")
+    return found
+
+
+def with_command(config: JobConfig, problems: list[str]) -> JobConfig:
+    """`{key}` of exact settings' names in `training_cmd` replaced; `use_ray` as the launcher that it means."""
+    update: dict[str, str] = {}
+    if config.use_ray and config.launcher == "auto":
+        update["launcher"] = "ray"
+    if config.training_cmd is not None and "{" in config.training_cmd:
+        update["training_cmd"] = _SETTING.sub(lambda match: _value(config, match, problems), config.training_cmd)
+    return config.model_copy(update=update) if update else config
+
+
+def _value(config: JobConfig, match: re.Match[str], problems: list[str]) -> str:
+    path = canonical(tuple(match[1].split(".")))
+    if ".".join(path) not in keys() or path == ("training_cmd",):
+        return match[0]
+    value: Any = config
+    for name in path:
+        value = getattr(value, name)
+    if value is None:
+        problems.append(f"training_cmd has {match[0]}, and {'.'.join(path)} is unset: set it, or leave that out")
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)

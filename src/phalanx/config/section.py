@@ -1,0 +1,33 @@
+"""What all groups of settings share: they are frozen, know their keys, and take text by their fields' types."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+
+from .convert import convert
+from .text import SHELL_MARK, free
+
+Precision = Literal["fp32", "bf16", "fp16"]
+TextList = tuple[str, ...]
+Positive = Annotated[int, Field(ge=1)]
+NotNegative = Annotated[int, Field(ge=0)]
+
+
+# Settings whose value may be shell text, marked by `!sh`.
+_SHELL_VALUES = ("env", "tmpdir", "http", "https", "no")
+
+
+class Section(BaseModel):
+    """Frozen; an unknown key is an error; text becomes the field's type by `convert`'s rules alone."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _from_text(cls, value: Any, info: ValidationInfo) -> Any:
+        name = info.field_name or ""
+        if isinstance(value, str) and value.startswith(SHELL_MARK) and name not in _SHELL_VALUES:
+            raise ValueError(f"{name}: {value!r}: shell values (!sh) are for {', '.join(_SHELL_VALUES)} only")
+        return free(value) if name == "params" else convert(value, cls.model_fields[name].annotation)

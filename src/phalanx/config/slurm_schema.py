@@ -1,0 +1,178 @@
+"""Settings of Slurm jobs: what is asked of Slurm, the site's facts, and what stands in the batch script."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field, ModelWrapValidatorHandler, PrivateAttr, create_model, field_validator, model_validator
+
+from .convert import to_integer, to_text_list
+from .sbatch import FLAGS, PASSED
+from .section import NotNegative, Positive, Section, TextList
+from .text import is_null
+from .walltime import seconds
+
+
+def _option(name: str) -> tuple[Any, Any]:
+    kind = bool | None if name in FLAGS else str | None
+    return kind, Field(default=None, description=f"sbatch --{name.replace('_', '-')}")
+
+
+if TYPE_CHECKING:
+
+    class SbatchSettings(Section):
+        open_mode: str | None = None
+else:
+    SbatchSettings = create_model(
+        "SbatchSettings", __base__=Section, **{name: _option(name) for name in sorted(PASSED)}
+    )
+
+
+class ModulesSettings(Section):
+    """Environment modules; the order in which the keys are written is the order of the commands."""
+
+    purge: bool | Literal["force"] = Field(default=False, description="module purge first: true, false or force")
+    use: TextList = Field(default=(), description="folders for `module use`")
+    load: TextList = Field(default=(), description="modules to load, in this order")
+    unload: TextList = Field(default=(), description="modules to unload")
+    _order: tuple[str, ...] = PrivateAttr(default=("purge", "use", "load", "unload"))
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _keep_order(cls, data: Any, handler: ModelWrapValidatorHandler[ModulesSettings]) -> ModulesSettings:
+        made = handler(data)
+        if isinstance(data, dict):
+            made._order = tuple(dict.fromkeys((*data, *made._order)))
+        return made
+
+    @property
+    def steps(self) -> list[tuple[str, tuple[str, ...]]]:
+        """Verbs and their words, in order; those without words are left out, but for `purge`."""
+        found: list[tuple[str, tuple[str, ...]]] = []
+        for verb in self._order:
+            value = getattr(self, verb)
+            if verb == "purge" and value:
+                found.append((verb, ("force",) if value == "force" else ()))
+            elif verb != "purge" and value:
+                found.append((verb, value))
+        return found
+
+
+class ProxySettings(Section):
+    http: str | None = Field(default=None, description="http_proxy in jobs")
+    https: str | None = Field(default=None, description="https_proxy in jobs")
+    no: str | None = Field(default=None, description="no_proxy in jobs")
+
+
+class TorchrunSettings(Section):
+    executable: str | None = Field(default=None, description="the site's torchrun; unset: torch's own module")
+    start: Literal["srun", "mpirun"] = Field(default="srun", description="what starts an agent on each node")
+
+
+class MpirunSettings(Section):
+    executable: str = Field(default="mpirun", description="MPI's starter")
+    flavor: Literal["auto", "openmpi", "mpich"] = Field(default="auto", description="whose options it takes")
+    args: TextList = Field(default=(), description="more options for it")
+
+
+class SlurmSettings(Section):
+    """Names are sbatch's own where it has one."""
+
+    job_name: str | None = Field(default=None, description="name of the Slurm job; unset: the run's name")
+    nodes: Positive = Field(default=1, description="number of nodes")
+    ntasks: Positive | None = Field(default=None, description="Slurm tasks in all; unset: nodes x ntasks_per_node")
+    ntasks_per_node: Positive = Field(default=1, description="Slurm tasks per node")
+    gpus_per_node: NotNegative | None = Field(default=None, description="GPUs per node; unset: all there are")
+    gpus_per_task: Positive | None = Field(default=None, description="GPUs per Slurm task")
+    gres: str | None = Field(default=None, description="generic resources, such as gpu:a100:4")
+    gpu_request: Literal["gpus-per-node", "gres", "gpus-per-task"] = Field(
+        default="gpus-per-node", description="how this site wants GPUs to be asked for"
+    )
+    gpu_type: str | None = Field(default=None, description="type of GPU to ask for, such as a100")
+    cpus_per_task: Positive | None = Field(default=None, description="CPUs per Slurm task; unset: what is there")
+    cpus_per_gpu: Positive | None = Field(default=None, description="CPUs per GPU, instead of cpus_per_task")
+    mem: str | None = Field(default=None, description="memory per node, such as 64G")
+    mem_per_cpu: str | None = Field(default=None, description="memory per CPU, instead of mem")
+    mem_per_gpu: str | None = Field(default=None, description="memory per GPU, instead of mem")
+    time: str | None = Field(default=None, description="time limit: minutes, HH:MM:SS, D-HH and so on")
+    partition: str | None = Field(default=None, description="partition")
+    account: str | None = Field(default=None, description="account that is charged")
+    output: str | None = Field(default=None, description="file for the job's output; unset: in the run directory")
+    error: str | None = Field(default=None, description="file for its errors; unset: with the output")
+    chdir: str | None = Field(default=None, description="folder of the job; unset: where it is submitted")
+    sbatch: SbatchSettings = Field(default=SbatchSettings(), description="any other option of sbatch, by its name")
+    sbatch_args: TextList = Field(default=(), description="options of site plugins, as words: --name=value")
+
+    modules: ModulesSettings = Field(default=ModulesSettings(), description="environment modules")
+    proxy: ProxySettings = Field(default=ProxySettings(), description="proxies of the compute nodes")
+    tmpdir: str | None = Field(default=None, description="node-local folder for temporary files and caches")
+    interface: str | None = Field(default=None, description="network interface for NCCL, gloo and the rendezvous")
+    host_suffix: str = Field(default="", description="what host names get on the fast network, such as i")
+    cpu_bind: str | None = Field(default=None, description="srun --cpu-bind; unset: none for one agent per node")
+    mpi: str | None = Field(default=None, description="srun --mpi, such as pmix")
+    srun_args: TextList = Field(default=(), description="more options for srun")
+    torchrun: TorchrunSettings = Field(default=TorchrunSettings(), description="launcher torchrun")
+    mpirun: MpirunSettings = Field(default=MpirunSettings(), description="launcher mpirun")
+    shebang: str = Field(default="/bin/bash", description="interpreter of batch scripts, after #!")
+    sacct: Literal["auto", "true", "false"] = Field(default="auto", description="whether sacct works here")
+
+    before: str | None = Field(default=None, description="shell lines before modules and environment")
+    after: str | None = Field(default=None, description="shell lines after the training; can't change the exit code")
+    pre_exec_file: str | None = Field(default=None, description="file of shell lines that stand after `before`")
+    exec_command: str | None = Field(default=None, description="shell lines instead of the launch")
+    exec_file: str | None = Field(default=None, description="file of shell lines instead of the launch")
+    training_cmd: str | None = Field(
+        default=None, description="what to run if no SCRIPT is given: shell text; {key} is a setting's value"
+    )
+
+    mode: Literal["single", "runall", "scaling-test"] = Field(
+        default="single", description="one job, one per strategy, or one per strategy and number of nodes"
+    )
+    strategies: TextList = Field(default=(), description="strategies of a series; unset: all for many processes")
+    scalability_nodes: tuple[int, ...] = Field(default=(1, 2, 4, 8), description="numbers of nodes of a scaling-test")
+    save_script: bool = Field(default=True, description="submit: keep the script in save_dir")
+    submit_job: bool = Field(default=True, description="submit: hand the script to sbatch")
+    save_dir: str = Field(default="slurm-scripts", description="folder for saved scripts")
+    snapshot: bool = Field(default=False, description="run a copy of the tracked files, made at submission")
+
+    config_name: str | None = Field(default=None, description="for {config_name} in training_cmd")
+    config_path: str | None = Field(default=None, description="for {config_path} in training_cmd")
+    pipe_key: str | None = Field(default=None, description="for {pipe_key} in training_cmd")
+    use_ray: bool | None = Field(default=None, description="of itwinai: true is launcher ray")
+    py_spy: str | None = Field(default=None, description="of itwinai: without effect")
+    profiling_sampling_rate: str | None = Field(default=None, description="of itwinai: without effect")
+    itwinai_trainer: str | None = Field(default=None, description="of itwinai: without effect")
+    debug: str | None = Field(default=None, description="of itwinai: without effect")
+    container_path: str | None = Field(default=None, description="of itwinai: without effect yet")
+
+    @field_validator("before", "after", "exec_command", "training_cmd", mode="before")
+    @classmethod
+    def _lines(cls, value: Any) -> Any:
+        """A list of lines is the same as the lines."""
+        return "\n".join(map(str, value)) if isinstance(value, (list, tuple)) else value
+
+    @field_validator("scalability_nodes", mode="before")
+    @classmethod
+    def _numbers(cls, value: Any) -> Any:
+        found = tuple(to_integer(item) for item in to_text_list(value)) if not is_null(value) else ()
+        if not found or any(not isinstance(item, int) or item < 1 for item in found):
+            raise ValueError(f"scalability_nodes={value!r}: expected numbers of nodes from 1, such as 1, 2, 4")
+        return found
+
+    @field_validator("time")
+    @classmethod
+    def _time(cls, text: str | None) -> str | None:
+        if text is not None:
+            seconds(text)
+        return text
+
+    @field_validator("sbatch_args", "srun_args")
+    @classmethod
+    def _options(cls, words: TextList) -> TextList:
+        for word in words:
+            if not word.startswith("-"):
+                raise ValueError(f"{word!r} is no option: expected words such as --name=value")
+        return words
+
+
+WITHOUT_EFFECT = ("py_spy", "profiling_sampling_rate", "itwinai_trainer", "debug", "container_path")

@@ -1,0 +1,202 @@
+"""From settings and facts to a plan: a pure function, so that the same question has the same answer anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import PurePath
+
+from . import cells
+from .config import JobConfig
+from .errors import PlanError
+from .facts import Facts
+from .plan import LOCAL_LAUNCHERS, RUN_DIR_UNKNOWN, Allocation, LaunchPlan
+from .program import Program
+from .registry import LAUNCHERS, load
+from .resources import Resources
+from .shell import Word
+
+
+def make_plan(
+    config: JobConfig,
+    facts: Facts,
+    program: Program,
+    *,
+    for_slurm: bool = False,
+    allocation: Allocation | None = None,
+) -> LaunchPlan:
+    """Decide everything that can be known before a launch, here, in a job to come or in an `allocation`.
+
+    Raises PlanError when what is asked for can't be started: a cell that doesn't exist, more ranks than
+    GPUs, a device or backend that isn't there.
+    """
+    local = _is_local(config) and not for_slurm and allocation is None
+    resources = Resources(config, facts, local)
+    chooser = _Chooser(config, facts, resources)
+    cells.check(chooser.launcher, chooser.strategy, config.nodes, resources.world_size)
+    chooser.check_placement()
+    device = chooser.device()
+    backend = chooser.backend(device)
+    resources.check_gpus(device)
+    per_rank = resources.cpus_per_rank
+    threads = _threads(config, facts, per_rank)
+    workers = max(1, per_rank - 1) if per_rank is not None and config.num_workers == "auto" else None
+    if isinstance(config.num_workers, int):
+        workers = config.num_workers
+    plan = LaunchPlan(
+        name=config.name or program.name,
+        config=config,
+        script=program.script,
+        args=program.args,
+        strategy=chooser.strategy,
+        launcher=chooser.launcher,
+        nodes=config.nodes,
+        nproc_per_node=resources.ranks,
+        ntasks=resources.uneven,
+        local=local,
+        host=facts.hostname if local else None,
+        cwd=facts.cwd,
+        device=device,
+        backend=backend,
+        gpus_per_node=resources.asked_gpus,
+        cpus_per_node=resources.cpus,
+        cpus_per_rank=per_rank,
+        omp_num_threads=threads,
+        num_workers=workers,
+        python=_python(config, facts),
+        mpi_flavor=_flavor(config, facts),
+        versions={} if config.venv or config.python else facts.versions,
+        environment=_environment(config, device, resources, threads, workers),
+        allocation=allocation,
+        notes=(*resources.notes, *chooser.notes),
+    )
+    starter = load("launcher", LAUNCHERS, chooser.launcher)()
+    plan = replace(plan, environment={**starter.environment(plan), **plan.environment})
+    return replace(plan, command=tuple(starter.command(plan)), notes=(*plan.notes, *starter.notes(plan)))
+
+
+def _is_local(config: JobConfig) -> bool:
+    return config.nodes == 1 and config.launcher in ("auto", *LOCAL_LAUNCHERS)
+
+
+def _python(config: JobConfig, facts: Facts) -> str:
+    """The ranks' interpreter; a relative one is of the folder in which the command was given."""
+    if config.python:
+        return config.python
+    return str(PurePath(facts.cwd, config.venv, "bin", "python")) if config.venv else facts.python
+
+
+def _flavor(config: JobConfig, facts: Facts) -> str:
+    return facts.mpi_flavor if config.mpirun.flavor == "auto" else config.mpirun.flavor
+
+
+class _Chooser:
+    """Strategy, launcher, device and backend, in the order in which they depend on each other; `notes` says why."""
+
+    def __init__(self, config: JobConfig, facts: Facts, resources: Resources) -> None:
+        self.config = config
+        self.facts = facts
+        self.resources = resources
+        self.notes: list[str] = []
+        self.strategy = self._strategy()
+        self.launcher = self._launcher()
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def _strategy(self) -> str:
+        if self.config.strategy != "auto":
+            return self.config.strategy
+        several = self.resources.world_size > 1
+        self.note("strategy ddp: more than one process" if several else "strategy single: one process")
+        return "ddp" if several else "single"
+
+    def _launcher(self) -> str:
+        if self.config.launcher != "auto":
+            return self.config.launcher
+        if self.resources.uneven:
+            self.note(f"launcher srun: {self.resources.uneven} ranks don't divide over {self.config.nodes} nodes")
+            return "srun"
+        several = self.resources.world_size > 1
+        self.note("launcher torchrun: more than one process" if several else "launcher python: one process")
+        return "torchrun" if several else "python"
+
+    def check_placement(self) -> None:
+        """Only Slurm and MPI place unequal numbers of ranks."""
+        if self.resources.uneven and self.launcher not in ("srun", "mpirun"):
+            raise PlanError(
+                f"ntasks={self.resources.uneven} on {self.config.nodes} nodes is not the same number on each, and "
+                f"{self.launcher} starts equally many on all: use --launcher srun, or a multiple of {self.config.nodes}"
+            )
+
+    def device(self) -> str | None:
+        """The device of the ranks; None when only the nodes know."""
+        asked, local = self.config.device, self.resources.local
+        if asked == "mps" and self.resources.world_size > 1:
+            raise PlanError(
+                f"device mps holds one process, and {self.resources.world_size} were asked for: use --device cpu"
+            )
+        if asked == "mps" and local and not self.facts.has_mps:
+            raise PlanError(f"device mps: this is {self.facts.system} on {self.facts.machine}; use --device cpu")
+        if asked == "cuda" and self.resources.gpus == 0:
+            raise PlanError(f"device cuda: {self.resources.no_gpus}; use --device cpu")
+        return asked if asked != "auto" else self._best_device()
+
+    def _best_device(self) -> str | None:
+        gpus, local = self.resources.gpus, self.resources.local
+        if gpus is None:
+            self.note("device: cuda where a node has GPUs, else cpu; set gpus_per_node to plan it")
+            return None
+        if gpus > 0:
+            self.note(f"device cuda: {gpus} GPUs per node")
+            return "cuda"
+        alone = self.resources.world_size == 1 and self.config.gpus_per_node != 0
+        mps = local and self.facts.has_mps and alone
+        self.note("device mps: one process on a Mac" if mps else f"device cpu: {self.resources.no_gpus}")
+        return "mps" if mps else "cpu"
+
+    def backend(self, device: str | None) -> str | None:
+        """torch.distributed's backend; None when the device isn't known yet."""
+        asked = self.config.backend
+        if asked is not None and asked.lower() == "nccl" and device in ("cpu", "mps"):
+            reason = self.resources.no_gpus if self.config.device == "auto" else f"device is {device}"
+            raise PlanError(f"backend nccl moves data between GPUs, and {reason}: use --backend gloo")
+        if asked is not None or device is None:
+            return asked
+        return "nccl" if device == "cuda" else "gloo"
+
+
+def _threads(config: JobConfig, facts: Facts, per_rank: int | None) -> str | None:
+    """OMP_NUM_THREADS of a rank: the user's own if set, else its share of the CPUs."""
+    own = config.env.get("OMP_NUM_THREADS") or facts.omp_num_threads
+    if own is not None:
+        return str(own)
+    return str(per_rank) if per_rank is not None else None
+
+
+def _environment(
+    config: JobConfig, device: str | None, resources: Resources, threads: str | None, workers: int | None
+) -> dict[str, Word]:
+    """What ranks get on top of the caller's environment."""
+    # Without being told, an Accelerate script on the CPU takes each rank for a run of its own.
+    accelerate = {"ACCELERATE_USE_CPU": "true"} if device == "cpu" else {}
+    environment: dict[str, Word] = {"PYTHONUNBUFFERED": "1", **accelerate, **_network(config), **config.env}
+    if threads is not None:
+        environment["OMP_NUM_THREADS"] = threads
+    if resources.cpus_per_rank is not None:
+        environment["PHALANX_CPUS_PER_RANK"] = str(resources.cpus_per_rank)
+    if config.num_workers == "auto" and workers is not None:
+        environment["PHALANX_NUM_WORKERS_AUTO"] = str(workers)
+    environment["PHALANX_EXPECTED_WORLD_SIZE"] = str(resources.world_size)
+    environment["PHALANX_RUN_DIR"] = RUN_DIR_UNKNOWN
+    return environment
+
+
+def _network(config: JobConfig) -> Mapping[str, str]:
+    """The site's network, for those who meet over it: NCCL, gloo, and the rendezvous of the ranks."""
+    names: dict[str, str] = {}
+    if config.interface:
+        names |= dict.fromkeys(("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "PHALANX_INTERFACE"), config.interface)
+    if config.host_suffix:
+        names["PHALANX_HOST_SUFFIX"] = config.host_suffix
+    return names

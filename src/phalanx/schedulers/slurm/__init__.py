@@ -1,0 +1,1 @@
+"""Slurm: the jobs that are submitted, followed and cancelled, and the allocations that exist already."""

@@ -1,0 +1,101 @@
+"""An allocation that exists: found from the environment or by its id, and what it gives to a launch."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ...config import DEFAULT, Loaded
+from ...errors import PlanError
+from ...hostlist import expand_hostlist
+from ...plan import Allocation
+from ...ports import job_ports
+from . import client
+
+_GPUS = re.compile(r"gres/gpu(?::[^=,]+)?=(\d+)")
+_ENDED = ("COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "DEADLINE")
+
+
+@dataclass(frozen=True)
+class Share:
+    """An allocation and its even share of each node."""
+
+    allocation: Allocation
+    cpus_per_node: int
+    gpus_per_node: int | None
+    tasks_per_node: int | None
+
+
+def current(environ: Mapping[str, str]) -> str | None:
+    """The id of the allocation around this process, if a launch from here goes over all of it.
+
+    Within a step of several tasks each task runs the command, so there it starts locally.
+    """
+    job = environ.get("SLURM_JOB_ID")
+    tasks = environ.get("SLURM_STEP_NUM_TASKS", "1")
+    return job if job and tasks == "1" and shutil.which("srun") else None
+
+
+def find(job_id: str, environ: Mapping[str, str]) -> Share:
+    """Ask Slurm what the job holds. Raises PlanError if it isn't running."""
+    said = client.show_job(job_id)
+    if said is None:
+        raise PlanError(f"--jobid {job_id}: Slurm knows no such job; expected a running one of yours (squeue --me)")
+    state = said.get("JobState", "unknown")
+    if state != "RUNNING":
+        when = "has ended" if state in _ENDED else "has no nodes yet"
+        raise PlanError(f"job {job_id} is {state}: it {when}; expected a running one (squeue --me)")
+    hosts = tuple(expand_hostlist(said["NodeList"]))
+    inside = environ.get("SLURM_JOB_ID") == job_id
+    cpus = int(re.match(r"\d+", said.get("NumCPUs", "1"))[0])  # type: ignore[index]
+    gpus = _GPUS.findall(said.get("AllocTRES") or said.get("TRES", ""))
+    return Share(
+        Allocation(job_id, hosts, inside),
+        cpus_per_node=max(1, cpus // len(hosts)),
+        gpus_per_node=int(gpus[-1]) // len(hosts) if gpus else None,
+        tasks_per_node=_number(environ.get("SLURM_NTASKS_PER_NODE")) if inside else None,
+    )
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text and text.isdecimal() else None
+
+
+def fill(loaded: Loaded, share: Share) -> Loaded:
+    """The settings with what the allocation gives, where the user says nothing.
+
+    Raises PlanError if more nodes are asked for than it has.
+    """
+    config, hosts = loaded.config, share.allocation.hosts
+
+    def unset(*names: str) -> bool:
+        return all(loaded.origins.get(name, DEFAULT) == DEFAULT for name in names)
+
+    update: dict[str, Any] = {}
+    if unset("nodes"):
+        update["nodes"] = len(hosts)
+    elif config.nodes > len(hosts):
+        raise PlanError(
+            f"nodes={config.nodes} ({loaded.origins.get('nodes')}), but job {share.allocation.job_id} has "
+            f"{len(hosts)}: {','.join(hosts[:4])}{',…' if len(hosts) > 4 else ''}; use at most so many"
+        )
+    if unset("ntasks", "ntasks_per_node") and share.tasks_per_node:
+        update["ntasks_per_node"] = share.tasks_per_node
+    if unset("gpus_per_node", "gpus_per_task", "gres") and share.gpus_per_node is not None:
+        update["gpus_per_node"] = share.gpus_per_node
+    if unset("cpus_per_task", "cpus_per_gpu"):
+        tasks = update.get("ntasks_per_node") or (
+            -(-config.ntasks // config.nodes) if config.ntasks else config.ntasks_per_node
+        )
+        update["cpus_per_task"] = max(1, share.cpus_per_node // tasks)
+    return Loaded(config.model_copy(update=update), loaded.origins, loaded.overridden, loaded.notes)
+
+
+def meeting_point(share: Share, suffix: str) -> dict[str, str]:
+    """Where agents of one launch meet: the first node, and a port that other launches in the job don't take."""
+    port = next(job_ports(int(share.allocation.job_id), os.getpid()))
+    return {"PHALANX_RDZV_HOST": share.allocation.hosts[0] + suffix, "PHALANX_RDZV_PORT": str(port)}

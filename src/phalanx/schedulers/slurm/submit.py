@@ -1,0 +1,211 @@
+"""Carries out a plan as a Slurm job: its run directory, its script, sbatch."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...batch.script import Inserts, render_script
+from ...config import Loaded, save_run_config
+from ...config.saved import run_config_text
+from ...errors import PlanError
+from ...facts import Facts
+from ...plan import LaunchPlan
+from ...planner import make_plan
+from ...program import Program
+from ...rundir import find_run_dir, new_run_dir, write_atomic
+from ..local import without_other_launches
+from ..source import save_snapshot, save_source
+from . import client
+
+_RUNS_ON = "slurm-%j.out"
+_JOBS_OWN = ("SLURM_", "SRUN_", "PMI_", "PMIX_")
+_NAME = re.compile(r"[^\w@%+=:,.-]+", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job that could be submitted: settings, plan, and the script as it would be."""
+
+    loaded: Loaded
+    plan: LaunchPlan
+    script: str
+
+    @property
+    def name(self) -> str:
+        return self.loaded.config.job_name or self.plan.name
+
+
+def build(loaded: Loaded, program: Program, facts: Facts) -> Job:
+    """Plan and render; reads `pre_exec_file` and `exec_file`, writes nothing.
+
+    Raises PlanError for what Slurm could not run.
+    """
+    plan = make_plan(loaded.config, facts, program, for_slurm=True)
+    inserts = Inserts(
+        _file(loaded.config.pre_exec_file, "pre_exec_file", plan.cwd),
+        _file(loaded.config.exec_file, "exec_file", plan.cwd),
+    )
+    return Job(loaded, plan, render_script(plan, run_config_text(loaded), inserts))
+
+
+def _file(name: str | None, setting: str, cwd: str) -> str:
+    if name is None:
+        return ""
+    try:
+        return Path(cwd, name).expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise PlanError(f"{setting}={name!r} can't be read ({error}): expected a file of shell lines") from None
+
+
+def save(job: Job) -> Path:
+    """Keep the script in `save_dir`, under the job's name; a different script of that name stays."""
+    folder = Path(job.plan.cwd, job.loaded.config.save_dir).expanduser()
+    stem = _NAME.sub("_", job.name).strip(".") or "job"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for count in range(1, 10_000):
+            path = folder / (f"{stem}.sh" if count == 1 else f"{stem}-{count}.sh")
+            if not path.exists():
+                write_atomic(path, job.script)
+                path.chmod(0o755)
+                _make_output_folders(job)
+                return path
+            if path.read_text(encoding="utf-8", errors="replace") == job.script:
+                return path
+    except OSError as error:
+        raise PlanError(f"cannot save the script in {folder}: {error.strerror}; set save_dir=DIR") from None
+    raise PlanError(f"{folder} holds too many scripts named {stem}: set save_dir=DIR")
+
+
+def check(job: Job) -> None:
+    """What would fail only after hours in the queue; raises PlanError."""
+    plan = job.plan
+    if plan.script is not None and not Path(plan.cwd, plan.script).is_file():
+        raise PlanError(
+            f"there is no script {plan.script!r} in {plan.cwd}: give the path of a python file (--force submits all "
+            "the same, for a file that only the nodes see)"
+        )
+    if "/" in plan.python and shutil.which(plan.python) is None:
+        raise PlanError(
+            f"there is no python at {plan.python}: set venv to a virtual environment's folder, or python (--force "
+            "submits all the same, for one that only the nodes see)"
+        )
+
+
+def warnings(job: Job) -> list[str]:
+    """What may be meant, but often isn't."""
+    found = []
+    if job.plan.cpus_per_node is None and job.plan.launcher != "python":
+        found.append("cpus_per_task is unset: Slurm gives a task one CPU, which all ranks of a node then share")
+    if job.loaded.config.time is None:
+        found.append("time is unset: the partition's default limit holds")
+    return found
+
+
+def submit(job: Job, ids: list[str], chain: int = 1, series: str | None = None) -> Path:
+    """Make the run directory, which is returned, and submit; `chain` jobs run there one after the other.
+
+    Each job's id is appended to `ids` at once. Raises PlanError if the directory can't be made, SchedulerError with
+    sbatch's words if it refuses; a run directory without a job is not left behind.
+    """
+    config = job.loaded.config
+    old = config.resume is not None
+    run_dir = find_run_dir(config.run_root, job.plan.name, config.resume or "") if old else None
+    run_dir = run_dir or new_run_dir(Path(job.plan.cwd, config.run_root), job.plan.name)
+    environment = submission_environment(job.script)
+    after: str | None = None
+    try:
+        _write(job, run_dir)
+        for link in range(chain):
+            after = client.submit(_words(job, run_dir, after), environment)
+            ids.append(after)
+            _note_job(job, run_dir, after, series, (link + 1, chain) if chain > 1 else None)
+    except BaseException:
+        if not old and after is None:
+            shutil.rmtree(run_dir, ignore_errors=True)
+        raise
+    return run_dir
+
+
+def _write(job: Job, run_dir: Path) -> None:
+    plan = job.plan.in_run_dir(str(run_dir))
+    try:
+        save_run_config(job.loaded, run_dir)
+        write_atomic(run_dir / "plan.json", plan.to_json())
+        write_atomic(run_dir / "job.sh", job.script)
+        save_source(Path(plan.cwd, plan.script or "."), run_dir)
+        if job.loaded.config.snapshot:
+            save_snapshot(Path(plan.cwd), run_dir)
+        (run_dir / "jobs").mkdir(exist_ok=True)
+        _make_output_folders(job)
+    except OSError as error:
+        raise PlanError(f"cannot write the run directory {run_dir}: {error}") from None
+
+
+def _make_output_folders(job: Job) -> None:
+    """Slurm doesn't make them: a job without its folder fails before its first line, and without a word."""
+    config = job.loaded.config
+    for name, pattern in (("output", config.output), ("error", config.error)):
+        if pattern is not None:
+            folder = _folder_of(pattern, name, job.name)
+            try:
+                Path(config.chdir or job.plan.cwd, folder).mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise PlanError(f"cannot make the folder of {name}={pattern!r}: {error.strerror}") from None
+
+
+def _folder_of(pattern: str, setting: str, job_name: str) -> Path:
+    """The folder of an output file, as far as it is known before the job has a number."""
+    folder = Path(pattern).parent
+    unknown = re.search(r"%\d*[^%x\d]", str(folder))
+    if unknown:
+        raise PlanError(
+            f"{setting}={pattern!r}: the folder's name has {unknown[0]}, known only after the submission, and Slurm "
+            "makes no folders: use it in the file's name only"
+        )
+    return Path(str(folder).replace("%x", job_name).replace("%%", "%"))
+
+
+def _words(job: Job, run_dir: Path, after: str | None) -> list[str]:
+    words = []
+    if job.loaded.config.output is None:
+        words.append(f"--output={run_dir}/{_RUNS_ON}")
+    if after is not None:
+        words.append(f"--dependency=afterany:{after}")
+    return [*words, str(run_dir / "job.sh"), str(run_dir)]
+
+
+def submission_environment(script: str, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """What travels with a job: the user's environment without the words of a job or launch around the command, and
+    without SBATCH_* variables that would win over a directive of the script."""
+    in_mpi = "OMPI_COMM_WORLD_RANK" in environ  # otherwise OMPI_* are the user's own choices
+    said = set(re.findall(r"^#SBATCH --([a-z-]+)", script, re.MULTILINE))
+    inputs = {"SBATCH_" + name.replace("-", "_").upper() for name in said} | (
+        {"SBATCH_TIMELIMIT"} if "time" in said else set()
+    )
+    return {
+        name: value
+        for name, value in without_other_launches(environ).items()
+        if name not in inputs and not name.startswith(_JOBS_OWN) and not (in_mpi and name.startswith("OMPI_"))
+    }
+
+
+def _note_job(job: Job, run_dir: Path, job_id: str, series: str | None, chain: tuple[int, int] | None) -> None:
+    note = {
+        "v": 1,
+        "job_id": job_id,
+        "name": job.plan.name,
+        "job_name": job.name,
+        "series": series,
+        "submitted": time.time(),
+        "nodes": job.plan.nodes,
+        "chain": chain,
+    }
+    write_atomic(run_dir / "jobs" / f"{job_id}.json", json.dumps(note))

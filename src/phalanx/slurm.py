@@ -1,0 +1,138 @@
+"""Slurm jobs from Python: what `phalanx submit` does, for a user's own `slurm.py`.
+
+from phalanx.slurm import SlurmScriptBuilder, slurm_parser
+
+args = slurm_parser().parse_args()
+SlurmScriptBuilder(args, training_cmd="train.py --epochs 3").run()
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from .cli.options import Scanned, is_flag
+from .cli.submit import carry_out, jobs_of
+from .config.sbatch import SHORT
+from .config.table import ALIASES, keys
+from .errors import UsageError
+from .schedulers.slurm.submit import Job, save
+
+_DEST = "phalanx_setting:"
+
+
+class SlurmScriptBuilder:
+    """Batch scripts of a job file and of settings given here; the files' are the lowest, the parser's the highest.
+
+    Args:
+        args: what `slurm_parser()` has read, if it is used.
+        config: one or more settings files, below those of the command line.
+        script: the training script; unset: `training_cmd` of the settings.
+        script_args: the script's arguments, as written.
+        settings: any setting by its name, sections as mappings (`modules={"load": ["CUDA"]}`).
+    """
+
+    def __init__(
+        self,
+        args: argparse.Namespace | None = None,
+        *,
+        config: str | Path | Sequence[str | Path] = (),
+        script: str | Path | None = None,
+        script_args: Sequence[str] = (),
+        **settings: Any,
+    ) -> None:
+        given = vars(args) if args is not None else {}
+        files = (config,) if isinstance(config, (str, Path)) else tuple(config)
+        overrides = [*_flat(settings), *_parsed(given)]
+        self._scanned = Scanned(
+            files=tuple(str(file) for file in (*files, *given.get("phalanx_config", ()))),
+            overrides=tuple(overrides),
+            flags=frozenset(name for name in ("yes", "wait", "force") if given.get(f"phalanx_{name}")),
+            script=None if script is None else str(script),
+            args=tuple(script_args),
+        )
+
+    def jobs(self) -> list[Job]:
+        """The job, or those of `mode=runall` and `scaling-test`; writes nothing. Raises PhalanxError."""
+        return jobs_of(self._scanned)
+
+    def scripts(self) -> dict[str, str]:
+        """The text of each script by its job's name."""
+        return {job.name: job.script for job in self.jobs()}
+
+    def save(self) -> list[Path]:
+        """Save the scripts in `save_dir`; returns where they lie."""
+        return [save(job) for job in self.jobs()]
+
+    def run(self, chain: int = 1) -> list[str]:
+        """Print, save and submit as `save_script` and `submit_job` say; returns the ids of submitted jobs.
+
+        Raises PhalanxError before anything is submitted, SchedulerError with sbatch's words if it refuses.
+        """
+        return carry_out(self.jobs(), self._scanned.flags, chain)
+
+
+def slurm_parser(**options: Any) -> argparse.ArgumentParser:
+    """A parser with `-c FILE`, sbatch's short options and an option for each setting; add your own to it.
+
+    `options` are those of `argparse.ArgumentParser`.
+    """
+    parser = argparse.ArgumentParser(**{"allow_abbrev": False, **options})
+    parser.add_argument("-c", "--config", action="append", dest="phalanx_config", default=[], metavar="FILE")
+    for name in ("yes", "wait", "force"):
+        parser.add_argument(f"--{name}", action="store_true", dest=f"phalanx_{name}")
+    shorts = {key: short for short, key in SHORT.items()}
+    group = parser.add_argument_group("settings")
+    for key, field in keys().items():
+        names = _spellings(key)
+        short = [shorts[key]] if key in shorts else []
+        help_text = (field.description or "").replace("%", "%%")
+        if is_flag(key):
+            group.add_argument(*short, *names, nargs="?", const="true", dest=_DEST + key, metavar="true|false",
+                               default=argparse.SUPPRESS, help=help_text)  # fmt: skip
+            negated = [f"--no-{name[2:]}" for name in names]
+            group.add_argument(*negated, action="store_const", const="false", dest=_DEST + key,
+                               default=argparse.SUPPRESS, help=argparse.SUPPRESS)  # fmt: skip
+        else:
+            group.add_argument(*short, *names, dest=_DEST + key, metavar="VALUE", default=argparse.SUPPRESS,
+                               help=help_text)  # fmt: skip
+    return parser
+
+
+def _spellings(key: str) -> list[str]:
+    """`--job-name`, `--job_name`, and the same for aliases; options of sbatch without their section."""
+    names = [key.removeprefix("sbatch."), *(alias for alias, meant in ALIASES.items() if meant == key)]
+    return list(dict.fromkeys(f"--{spelt}" for name in names for spelt in (name.replace("_", "-"), name)))
+
+
+def _parsed(given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for name, value in given.items():
+        if name.startswith(_DEST):
+            yield name.removeprefix(_DEST), value
+
+
+def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Python values as the words of a command line, which alone lie above files."""
+    for name, value in settings.items():
+        key = prefix + name
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{key}.")
+        elif value is not None:
+            yield key, _text(key, value)
+
+
+def _text(key: str, value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, (str, int, float, Path)):
+        return str(value)
+    if isinstance(value, (list, tuple)) and all(
+        isinstance(item, (str, int)) and "," not in str(item) for item in value
+    ):
+        return ",".join(map(str, value))
+    raise UsageError(f"{key}={value!r}: expected a text, a number, true or false, or a list of texts without commas")
+
+
+__all__ = ["SlurmScriptBuilder", "slurm_parser"]

@@ -1,0 +1,47 @@
+#!/bin/bash
+#SBATCH --job-name=train
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=4
+#SBATCH --time=30:00
+#SBATCH --open-mode=append
+#SBATCH --chdir=/home/me/project
+# python, single, ranks 1 x 1 (phalanx 0.1.0)
+
+set -o pipefail
+
+run_dir=${1:-/home/me/project/runs/train/job-${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}}
+export PHALANX_RUN_DIR="$run_dir${SLURM_ARRAY_TASK_ID:+/array-$SLURM_ARRAY_TASK_ID}"
+mkdir -p "$PHALANX_RUN_DIR/jobs" || exit
+date +%s >>"$PHALANX_RUN_DIR/jobs/$SLURM_JOB_ID.start"
+[ -e "$PHALANX_RUN_DIR/config.yaml" ] || cat >"$PHALANX_RUN_DIR/config.yaml" <<'END_OF_CONFIG'
+strategy: ddp
+END_OF_CONFIG
+
+# Environment
+export RANK=0
+export LOCAL_RANK=0
+export GROUP_RANK=0
+export WORLD_SIZE=1
+export LOCAL_WORLD_SIZE=1
+export MASTER_ADDR=127.0.0.1
+export PYTHONUNBUFFERED=1
+export OMP_NUM_THREADS=4
+export PHALANX_CPUS_PER_RANK=4
+export PHALANX_EXPECTED_WORLD_SIZE=1
+
+# Launch
+srun \
+  --nodes=1 \
+  --ntasks=1 \
+  --ntasks-per-node=1 \
+  --cpus-per-task=4 \
+  --kill-on-bad-exit=1 \
+  --cpu-bind=none \
+  /py/bin/python -m phalanx.worker train.py \
+  --lr 1e-3 'it'"'"'s $5'
+status=$?
+[ "$status" -eq 0 ] || /py/bin/python -m phalanx.report_failure "$PHALANX_RUN_DIR" "$status"
+
+echo "$status" >"$PHALANX_RUN_DIR/jobs/$SLURM_JOB_ID.exit"
+exit "$status"

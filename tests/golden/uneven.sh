@@ -1,0 +1,38 @@
+#!/bin/bash
+#SBATCH --job-name=train
+#SBATCH --nodes=2
+#SBATCH --ntasks=3
+#SBATCH --cpus-per-task=2
+#SBATCH --open-mode=append
+#SBATCH --chdir=/home/me/project
+# srun, ddp, ranks 3 on 2 nodes (phalanx 0.1.0)
+
+set -o pipefail
+
+run_dir=${1:-/home/me/project/runs/train/job-${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}}
+export PHALANX_RUN_DIR="$run_dir${SLURM_ARRAY_TASK_ID:+/array-$SLURM_ARRAY_TASK_ID}"
+mkdir -p "$PHALANX_RUN_DIR/jobs" || exit
+date +%s >>"$PHALANX_RUN_DIR/jobs/$SLURM_JOB_ID.start"
+[ -e "$PHALANX_RUN_DIR/config.yaml" ] || cat >"$PHALANX_RUN_DIR/config.yaml" <<'END_OF_CONFIG'
+strategy: ddp
+END_OF_CONFIG
+
+# Environment
+export PYTHONUNBUFFERED=1
+export OMP_NUM_THREADS=2
+export PHALANX_CPUS_PER_RANK=2
+export PHALANX_EXPECTED_WORLD_SIZE=3
+
+# Launch
+srun \
+  --nodes=2 \
+  --ntasks=3 \
+  --cpus-per-task=2 \
+  --kill-on-bad-exit=1 \
+  /py/bin/python -m phalanx.worker train.py \
+  --lr 1e-3 'it'"'"'s $5'
+status=$?
+[ "$status" -eq 0 ] || /py/bin/python -m phalanx.report_failure "$PHALANX_RUN_DIR" "$status"
+
+echo "$status" >"$PHALANX_RUN_DIR/jobs/$SLURM_JOB_ID.exit"
+exit "$status"

@@ -1,0 +1,251 @@
+"""Whole batch scripts: as files to read, through a shell's and shellcheck's eyes, and run with stand-ins for Slurm."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from phalanx.batch.script import Inserts, render_script
+from phalanx.config import load_config
+from phalanx.errors import PlanError
+from phalanx.facts import Facts
+from phalanx.planner import make_plan
+from phalanx.program import Program, from_training_cmd
+
+GOLDEN = Path(__file__).parent.parent / "golden"
+FACTS = Facts("login", 8, 0, "/py/bin/python", "Linux", "x86_64", cwd="/home/me/project")
+GPU_NODES = ("nodes=2", "gpus_per_node=4", "cpus_per_task=32", "time=12:00:00", "account=proj", "partition=gpu")
+
+
+def script(*overrides, program=None, inserts=None, facts=FACTS, config="strategy: ddp\n", files=(), **environ):
+    loaded = load_config(files, overrides, environ)
+    if program is None:
+        text = loaded.config.training_cmd
+        program = from_training_cmd(text) if text else Program("train.py", ("--lr", "1e-3", "it's $5"))
+    return render_script(make_plan(loaded.config, facts, program, for_slurm=True), config, inserts)
+
+
+def directives(text):
+    """Options of the #SBATCH lines, which must all stand before the first command."""
+    lines = text.splitlines()
+    first_command = next(index for index, line in enumerate(lines) if line and not line.startswith("#"))
+    assert not [line for line in lines[first_command:] if line.startswith("#SBATCH")]
+    found = [line.removeprefix("#SBATCH --").partition("=") for line in lines if line.startswith("#SBATCH")]
+    return {name: value for name, _, value in found}
+
+
+CASES = {
+    "torchrun": GPU_NODES,
+    "srun": (*GPU_NODES, "launcher=srun", "mpi=pmix"),
+    "mpirun": (*GPU_NODES, "launcher=mpirun", "env.DATA=/data/a b"),
+    "mpirun-torchrun": (*GPU_NODES, "torchrun.start=mpirun"),
+    "mpich": (*GPU_NODES, "launcher=mpirun", "mpirun.flavor=mpich", "mpirun.executable=mpiexec"),
+    "single": ("nodes=1", "cpus_per_task=4", "time=30:00"),
+    "uneven": ("nodes=2", "ntasks=3", "cpus_per_task=2", "launcher=srun"),
+    "everything": (
+        *GPU_NODES,
+        *("job_name=two words", "mem=64G", "qos=high", "exclusive=true", "venv=/venvs/a b", "tmpdir=/scratch"),
+        *("proxy.http=http://proxy:3128", "proxy.no=localhost,.cluster", "interface=ib0", "host_suffix=i"),
+        *("before=ulimit -c 0", "after=echo bye", "snapshot=true", "output=logs/%x-%j.out", "sbatch_args=--spank=1"),
+        "training_cmd=train.py --nodes {nodes} --out $SCRATCH/x",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_script_is_as_the_file_that_was_read_and_agreed_on(name, request):
+    text = script(*CASES[name])
+    path = GOLDEN / f"{name}.sh"
+    if os.environ.get("UPDATE_GOLDEN"):
+        path.write_text(text)
+    assert text == path.read_text(), f"read the difference, then run with UPDATE_GOLDEN=1 ({path})"
+
+
+@pytest.mark.parametrize("path", sorted(GOLDEN.glob("*.sh")), ids=lambda path: path.stem)
+def test_a_script_is_faultless_bash(path):
+    subprocess.run(["bash", "-n", str(path)], check=True)
+    if shutil.which("shellcheck") is None:
+        pytest.skip("shellcheck is not installed: the scripts were not checked by it")
+    found = subprocess.run(["shellcheck", "--severity=warning", str(path)], capture_output=True, text=True)
+    assert found.returncode == 0, found.stdout
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected", "absent"),
+    [
+        (GPU_NODES, {"ntasks-per-node": "1", "cpus-per-task": "32", "gpus-per-node": "4"}, ["gres"]),
+        ((*GPU_NODES, "launcher=srun"), {"ntasks-per-node": "4", "cpus-per-task": "8", "gpus-per-node": "4"}, []),
+        ((*GPU_NODES, "gpu_request=gres"), {"gres": "gpu:4"}, ["gpus-per-node"]),
+        ((*GPU_NODES, "gpu_request=gres", "gpu_type=a100"), {"gres": "gpu:a100:4"}, ["gpus-per-node"]),
+        ((*GPU_NODES, "gpu_request=gpus-per-task"), {"gpus-per-task": "4"}, ["gpus-per-node", "gres"]),
+        ((*GPU_NODES, "gpu_request=gpus-per-task", "launcher=srun"), {"gpus-per-task": "1"}, ["gpus-per-node"]),
+        (("gres=gpu:2", "nodes=2"), {"gres": "gpu:2", "ntasks-per-node": "1"}, ["gpus-per-node"]),
+        (("gpus_per_node=0", "cpus_per_task=1"), {"cpus-per-task": "1"}, ["gpus-per-node", "gres", "cpus-per-gpu"]),
+        (("mem_per_cpu=100M",), {"mem-per-cpu": "100M"}, ["mem", "mem-per-gpu"]),
+        (("time=90",), {"time": "90"}, []),
+        (("qos=a", "requeue=true", "exclusive=user"), {"qos": "a", "requeue": "", "exclusive": "user"}, []),
+        (("nodes=2", "ntasks=3", "cpus_per_task=2"), {"ntasks": "3", "cpus-per-task": "2"}, ["ntasks-per-node"]),
+        ((), {"open-mode": "append", "chdir": "/home/me/project", "job-name": "train", "nodes": "1"}, ["output"]),
+    ],
+)
+def test_directives_say_what_was_asked_for_once(overrides, expected, absent):
+    found = directives(script(*overrides))
+    assert {name: found.get(name) for name in expected} == expected
+    assert not [name for name in absent if name in found]
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_one_task_and_four_gpus_a_node_are_four_ranks_under_every_strategy(strategy, tmp_path):
+    """As in job files of itwinai, where an agent is Slurm's one task."""
+    file = tmp_path / "slurm_config.yaml"
+    file.write_text(
+        f"num_nodes: 2\nnum_tasks_per_node: 1\ngpus_per_node: 4\ncpus_per_task: 16\ndist_strat: {strategy}\n"
+        "memory: 10G\nstd_out: out.log\nstd_err: err.log\ntraining_cmd: train.py\n"
+    )
+    text = script(files=[str(file)])
+    assert "--nnodes 2" in text
+    assert "--nproc-per-node 4" in text
+    found = directives(text)
+    assert (found["mem"], found["output"], found["error"]) == ("10G", "out.log", "err.log")
+
+
+STUBS = {
+    "srun": r"""#!/bin/bash
+while [[ $1 = -* ]]; do shift; done
+for node in 0 1; do SLURM_NODEID=$node SLURM_PROCID=$node SLURM_STEP_ID=0 "$@" || exit; done
+""",
+    "rank": r"""#!/bin/bash
+n=$(ls "$SEEN" | wc -l)
+printf '%s\0' "$@" >"$SEEN/$n.argv"
+env -0 >"$SEEN/$n.env"
+exit "${RANK_EXIT:-0}"
+""",
+}
+
+
+@pytest.fixture
+def batch_node(tmp_path):
+    """Runs a script as Slurm does on the first node, with an srun that runs tasks on two."""
+    for folder in ("bin", "seen", "run"):
+        (tmp_path / folder).mkdir()
+    for name, text in STUBS.items():
+        (tmp_path / "bin" / name).write_text(text)
+        (tmp_path / "bin" / name).chmod(0o755)
+
+    def run(*overrides, argument=True, exit_code=0, **more):
+        facts = Facts("login", 8, 0, str(tmp_path / "bin" / "rank"), "Linux", "x86_64", cwd=str(tmp_path))
+        text = script("nodes=2", *overrides, facts=facts, **more)
+        (tmp_path / "job.sh").write_text(text)
+        environment = {
+            "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
+            "SEEN": str(tmp_path / "seen"),
+            "HOME": "/home/me",
+            "RANK_EXIT": str(exit_code),
+            **{"SLURM_JOB_ID": "70001", "SLURM_NODEID": "0", "SLURM_PROCID": "0", "SLURM_NNODES": "2"},
+        }
+        words = ["bash", "job.sh", *([str(tmp_path / "run")] if argument else [])]
+        done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
+        ranks = sorted((tmp_path / "seen").glob("*.argv"), key=lambda path: int(path.stem))
+        seen = [(_split(path), dict(pair.split("=", 1) for pair in _split(path.with_suffix(".env")))) for path in ranks]
+        return done, seen
+
+    return run
+
+
+def _split(path):
+    return path.read_text().split("\0")[:-1]
+
+
+def value(words, option):
+    return words[words.index(option) + 1]
+
+
+def test_agents_learn_their_node_in_the_task_and_the_same_meeting_point(batch_node):
+    """Slurm sets SLURM_NODEID=0 in the batch shell, which hides an expansion in the wrong place."""
+    done, seen = batch_node("nproc=2")
+    assert done.returncode == 0, done.stderr
+    assert [value(words, "--rdzv-conf") for words, _ in seen] == ["is_host=1,rank=0", "is_host=0,rank=1"]
+    assert len({value(words, "--rdzv-endpoint") for words, _ in seen}) == 1
+    host, port = value(seen[0][0], "--rdzv-endpoint").split(":")
+    assert host not in ("", "localhost", "127.0.0.1")
+    assert 1024 < int(port) < 32768  # below the ephemeral ports
+
+
+def test_arguments_and_variables_arrive_as_written(batch_node):
+    odd = ["a b", "it's", '"q"', "$HOME", "`id`", "[x],{y}", "back\\slash", "#c", "*", ""]
+    overrides = [f"env.V{index}={text}" for index, text in enumerate(odd) if text]
+    done, seen = batch_node("nproc=1", "launcher=srun", *overrides, program=Program("train.py", tuple(odd)))
+    assert done.returncode == 0, done.stderr
+    for words, variables in seen:
+        assert words == ["-m", "phalanx.worker", "train.py", *odd]
+        for index, text in enumerate(odd):
+            assert variables.get(f"V{index}", "") == text
+        assert variables["PYTHONUNBUFFERED"] == "1"
+
+
+def test_shell_text_of_training_cmd_is_evaluated_in_the_task(batch_node):
+    done, seen = batch_node(
+        "nproc=1", "launcher=srun", "training_cmd=train.py --node $SLURM_NODEID '$HOME' --n {nodes}"
+    )
+    assert done.returncode == 0, done.stderr
+    assert [words[2:] for words, _ in seen] == [
+        ["train.py", "--node", "0", "$HOME", "--n", "2"],
+        ["train.py", "--node", "1", "$HOME", "--n", "2"],
+    ]
+
+
+@pytest.mark.parametrize("after", ["true", "false", "echo bye", "ls /nowhere"])
+@pytest.mark.parametrize("code", [0, 7])
+def test_the_script_ends_with_the_trainings_exit_code_whatever_comes_after(batch_node, tmp_path, after, code):
+    done, _ = batch_node("nproc=1", "launcher=srun", f"after={after}", exit_code=code)
+    assert done.returncode == code
+    assert (tmp_path / "run" / "jobs" / "70001.exit").read_text().strip() == str(code)
+
+
+def test_a_failure_behind_a_pipe_is_one(batch_node):
+    done, _ = batch_node("exec_command=srun bash -c 'exit 7' | tee log")
+    assert done.returncode == 7
+
+
+def test_under_plain_sbatch_the_job_makes_its_own_run_directory_with_its_settings(batch_node, tmp_path):
+    config = "strategy: ddp\nenv:\n  A: it's $x `y`\n"
+    done, seen = batch_node("nproc=1", "launcher=srun", argument=False, config=config)
+    assert done.returncode == 0, done.stderr
+    run_dir = tmp_path / "runs" / "train" / "job-70001"
+    assert seen[0][1]["PHALANX_RUN_DIR"] == str(run_dir)
+    assert (run_dir / "config.yaml").read_text() == config
+
+
+def test_the_users_lines_stand_where_they_were_asked_for():
+    text = script("before=echo before", "after=echo after", inserts=Inserts(before="echo file\n"))
+    order = [text.index(word) for word in ("set -o pipefail", "echo before", "echo file", "\nsrun ", "echo after")]
+    assert order == sorted(order)
+    assert script("exec_command=./start --all").count("srun") == 0
+
+
+def test_commands_that_are_no_python_script_run_once_a_rank(batch_node):
+    done, seen = batch_node("nproc=1", "launcher=srun", "training_cmd=rank $SLURM_PROCID && rank again")
+    assert done.returncode == 0, done.stderr
+    assert [words for words, _ in seen] == [["0"], ["again"], ["1"], ["again"]]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["job_name=a\nb"], ["job_name", "a\\nb", "one line"]),
+        (
+            ["gpus_per_node=3", "nproc=2", "launcher=srun", "gpu_request=gpus-per-task"],
+            ["3 GPUs", "2 tasks", "gpus-per-node"],
+        ),
+        (["ntasks=3", "nodes=2", "launcher=torchrun"], ["ntasks=3", "2 nodes", "--launcher srun"]),
+        (["ntasks=1", "nodes=2"], ["ntasks=1", "nodes=2", "nodes=1"]),
+        (["ntasks=5", "nodes=2", "nproc=2"], ["ntasks=5", "2 ranks"]),
+    ],
+)
+def test_what_slurm_cannot_be_asked_is_refused(overrides, words):
+    with pytest.raises(PlanError) as caught:
+        script(*overrides)
+    for word in words:
+        assert word in str(caught.value)
