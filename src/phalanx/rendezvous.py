@@ -13,6 +13,7 @@ import re
 import socket
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from .errors import TopologyError
@@ -54,7 +55,7 @@ def meet(
         return None
     place = run_dir / "rendezvous" / f"{key}.json"
     if topology.rank != 0:
-        return _wait(place, topology.rank, patience)
+        return _wait(place, topology, patience)
     host, port = own_host(topology, environ), _keep_port(environ)
     write_atomic(place, json.dumps({"v": 1, "host": host, "port": port, "time": time.time(), "pid": os.getpid()}))
     return host, port
@@ -190,18 +191,22 @@ def _keep_port(environ: Mapping[str, str]) -> int:
     return int(bound.getsockname()[1])
 
 
-def _wait(place: Path, rank: int, patience: float) -> tuple[str, int]:
-    """Rank 0's words. The folder is listed anew each time: NFS remembers for a while that a file wasn't there."""
+def _wait(place: Path, topology: Topology, patience: float) -> tuple[str, int]:
+    """Rank 0's words, found by listing their folder: NFS remembers for a while that a file wasn't there. It keeps
+    lists too, until the folder is seen to change; so one rank of each node touches it before each look."""
     place.parent.mkdir(exist_ok=True)
     start, pause = time.monotonic(), 0.02
     while place.name not in os.listdir(place.parent):  # noqa: PTH208 (a Path for each entry is of no use here)
         if time.monotonic() - start > patience:
             raise TopologyError(
-                f"rank {rank} on host {socket.gethostname()} waited {patience:.0f} s for rank 0's address in {place}: "
-                "rank 0 has not started, has failed, or its node doesn't share that folder; see its log, or set "
-                "MASTER_ADDR and MASTER_PORT"
+                f"rank {topology.rank} on host {socket.gethostname()} waited {patience:.0f} s for rank 0's address in "
+                f"{place}: rank 0 has not started, has failed, or its node doesn't share that folder; see its log, or "
+                "set MASTER_ADDR and MASTER_PORT"
             )
         time.sleep(pause)
         pause = min(1.5 * pause, _LONGEST_PAUSE)
+        if topology.local_rank == 0:
+            with suppress(OSError):
+                os.utime(place.parent)
     said = json.loads(place.read_text(encoding="utf-8"))
     return said["host"], said["port"]

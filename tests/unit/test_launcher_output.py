@@ -156,6 +156,11 @@ def test_a_cancelled_step_is_told_from_one_that_a_rank_ended(tmp_path: Path) -> 
     culprit, stopped = judge(tmp_path, text("cancelstep-srun"), "srun", 137)
     assert (culprit, stopped) == (None, "step 7.0 was cancelled")
     assert judge(tmp_path, text("srun-exit3-rank2"), "srun")[1] == ""
+    both = text("srun-exit3-rank2") + text("openmpi-exit3-rank2")  # the first of two launches in a job failed too
+    for launcher in ("mpirun", None):
+        culprit, stopped = judge(tmp_path, both, launcher, 3)
+        assert culprit is not None
+        assert culprit.rank == 2
 
 
 def test_several_tasks_in_one_line_are_all_read() -> None:

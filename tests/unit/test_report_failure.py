@@ -127,13 +127,10 @@ def test_without_arguments_or_a_failure_it_does_nothing(run_dir: Path) -> None:
     assert tell(run_dir, "bad")[1] == 3
 
 
-def test_it_is_fast_and_imports_no_torch(run_dir: Path) -> None:
-    code = "import sys, phalanx.report_failure as r; r.main(sys.argv[1:]); print({'torch', 'yaml'} & set(sys.modules))"
+def test_it_costs_little_and_imports_no_torch(run_dir: Path) -> None:
+    names = "{'torch', 'numpy', 'pydantic', 'yaml', 'rich'}"
+    code = f"import sys, phalanx.report_failure as r; r.main(sys.argv[1:]); print({names} & set(sys.modules))"
     environ = {"PATH": os.environ["PATH"], "PYTHONPATH": str(SOURCES)}
     command = [sys.executable, "-c", code, str(run_dir), "1"]
-    before = os.times()
     done = subprocess.run(command, capture_output=True, text=True, env=environ, timeout=60, check=True)
-    after = os.times()
     assert done.stdout == "set()\n"
-    spent = after.children_user + after.children_system - before.children_user - before.children_system
-    assert spent < 1.0  # CPU seconds, usually 0.1; wall time would depend on the machine's other work

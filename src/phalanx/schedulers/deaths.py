@@ -90,7 +90,7 @@ def stop(text: str, before: list[Death]) -> Stop | None:
 
     `before` are the deaths: Slurm cancels a step also because one of its tasks failed, and says no more then.
     """
-    first = min((death.position for death in before), default=len(text))
+    first = min((death.position for death in (*before, *_by_srun(text))), default=len(text))
     stops = [*_nodes(text), *_cancelled(text, first)]
     if not stops:
         return None
