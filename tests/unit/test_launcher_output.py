@@ -151,6 +151,19 @@ def test_a_rank_that_failed_before_the_job_was_ended_is_the_culprit_still(tmp_pa
     assert "out of memory" in culprit.what
 
 
+@pytest.mark.parametrize("name", ["torchrun-kill-rank2", "openmpi-kill-rank2", "srun-kill-rank2"])
+@pytest.mark.parametrize(
+    "said", ["1 oom_kill event in StepId=3.0. Some of the", "2 oom-kill event(s) in StepId=3.0; Some"]
+)
+def test_a_killed_rank_of_a_step_that_ran_out_of_memory_was_killed_for_that(
+    tmp_path: Path, name: str, said: str
+) -> None:
+    oom = f"slurmstepd-node2: error: Detected {said} step tasks have been OOM Killed.\n"
+    culprit, _ = judge(tmp_path, text(name) + oom, launcher_of(name))
+    assert culprit is not None
+    assert "out of memory, as Slurm says; set mem" in culprit.what
+
+
 def test_a_cancelled_step_is_told_from_one_that_a_rank_ended(tmp_path: Path) -> None:
     """Slurm writes 'STEP … CANCELLED' for both; in the first case the ranks die after it."""
     culprit, stopped = judge(tmp_path, text("cancelstep-srun"), "srun", 137)

@@ -6,7 +6,7 @@ import re
 import signal
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..errors import TopologyError
 from ..hostlist import expand_hostlist
@@ -17,6 +17,7 @@ _TORCHRUN_RANK = re.compile(
     r"exitcode +: (?P<code>-?\d+) \(pid"
 )
 _TASK = re.compile(r"srun: error: (?P<hosts>\S+): tasks? (?P<tasks>[\d,-]+): (?P<end>[^\n]+)")
+_OOM_KILLS = re.compile(r"slurmstepd\S*: error: Detected \d+ oom[_-]kill event", re.IGNORECASE)
 _EXITED = re.compile(r"Exited with exit code (\d+)")
 _ENDING = re.compile(r"srun: .*(Terminating (StepId=|job step)|Job step aborted)")
 _OPEN_MPI_SIGNAL = re.compile(
@@ -71,6 +72,14 @@ class Stop:
 
 def deaths(text: str, launcher: str | None) -> list[Death]:
     """The ranks that died, the one to blame first as far as the launcher knows. `launcher` None: by the text."""
+    found = _reported(text, launcher)
+    if _OOM_KILLS.search(text):
+        killed = -int(signal.SIGKILL)
+        found = [replace(death, out_of_memory=True) if death.code == killed else death for death in found]
+    return found
+
+
+def _reported(text: str, launcher: str | None) -> list[Death]:
     if launcher not in ("python", "srun", "mpirun", None):
         return _by_torchrun(text)
     if launcher is None and _TORCHRUN in text:
