@@ -81,7 +81,7 @@ srun \
   --nproc-per-node 4 -m -- phalanx.worker train.py \
   --nodes 2 --out $SCRATCH/x'
 status=$?
-[ "$status" -eq 0 ] || '/venvs/a b/bin/python' -m phalanx.report_failure "$PHALANX_RUN_DIR" "$status"
+[ "$status" -eq 0 ] || '/venvs/a b/bin/python' -m phalanx.report_failure "$PHALANX_RUN_DIR" "$status" || status=$?
 
 # After
 echo bye

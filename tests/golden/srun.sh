@@ -38,7 +38,7 @@ srun \
   /py/bin/python -m phalanx.worker train.py \
   --lr 1e-3 'it'"'"'s $5'
 status=$?
-[ "$status" -eq 0 ] || /py/bin/python -m phalanx.report_failure "$PHALANX_RUN_DIR" "$status"
+[ "$status" -eq 0 ] || /py/bin/python -m phalanx.report_failure "$PHALANX_RUN_DIR" "$status" || status=$?
 
 echo "$status" >"$PHALANX_RUN_DIR/jobs/$SLURM_JOB_ID.exit"
 exit "$status"

@@ -113,9 +113,10 @@ def _head_address(plan: LaunchPlan) -> str:
 
 
 def _launch(plan: LaunchPlan, text: str) -> list[str]:
-    """The step and its exit code; what comes after cannot change that."""
+    """The step and its exit code, which is the failed rank's where that is known: srun's may be that of the ranks
+    which it ended. What comes after cannot change it."""
     own = plan.config.exec_command or text
     line = own.rstrip("\n") if own else layout(plan.command)
     report = render([plan.python, "-m", "phalanx.report_failure", Sh('"$PHALANX_RUN_DIR" "$status"')])
     split = ["# shellcheck disable=SC2046  # one word a variable"] if "$(compgen" in line else []
-    return ["# Launch", *split, line, "status=$?", f'[ "$status" -eq 0 ] || {report}']
+    return ["# Launch", *split, line, "status=$?", f'[ "$status" -eq 0 ] || {report} || status=$?']

@@ -116,9 +116,8 @@ def _check(jobs: list[submit.Job], flags: frozenset[str], chain: int) -> None:
         for job in jobs:
             submit.check(job)
             check_limits(job.plan, partitions)
-    for job in jobs:
-        for warning in submit.warnings(job):
-            print(f"warning: {warning}", file=sys.stderr)
+    for warning in dict.fromkeys(warning for job in jobs for warning in submit.warnings(job)):
+        print(f"warning: {warning}", file=sys.stderr)
     count = len(jobs) * chain
     if count > series.CONFIRM_ABOVE and "yes" not in flags:
         _confirm(count, series.node_hours([job.plan for job in jobs]) * chain)

@@ -15,7 +15,7 @@ from ..errors import ConfigError
 from .convert import expected
 from .interpolate import Resolver
 from .layers import COMMAND_LINE, SCRIPT, from_environment, from_file, from_overrides, from_script, profiles
-from .meaning import effects, with_command, without_rivals
+from .meaning import effects, replaced, with_command, without_rivals
 from .schema import JobConfig
 from .table import FREE, keys
 from .tree import Leaf, Path, Tree, find, leaves, merge, origin_of, show, values
@@ -67,9 +67,8 @@ def load_config(
         raise _error(unreadable + problems)
     layers.append(from_environment(environ, problems))
     layers += from_overrides(overrides, problems)
-    if member is not None:
-        layers += from_overrides(member.items(), problems, member_origin)
-    return assemble(from_script(script or {}, problems), layers, environ, now, problems)
+    series = from_overrides((member or {}).items(), problems, member_origin)
+    return assemble(from_script(script or {}, problems), layers, environ, now, problems, series)
 
 
 def assemble(
@@ -78,13 +77,20 @@ def assemble(
     environ: Mapping[str, str],
     now: datetime | None,
     problems: list[str],
+    series: Iterable[Tree] = (),
 ) -> Loaded:
-    """Merge `layers` over `script`, resolve and validate; all faults, `problems` included, in one error."""
+    """Merge `layers` over `script`, resolve and validate; all faults, `problems` included, in one error.
+
+    What the layers of a `series` replace is told in the notes.
+    """
     above: Tree = {}
     notes: list[str] = []
     for layer in layers:
         _keep_lists_whole(above, layer, problems)
         above = without_rivals(above, layer, notes, problems)
+        above = cast("Tree", merge(above, layer))
+    for layer in series:
+        notes += replaced(above, layer)
         above = cast("Tree", merge(above, layer))
     if "strategy" in script and _is_auto(above.get("strategy")):
         del above["strategy"]  # auto leaves the choice to the script

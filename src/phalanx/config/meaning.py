@@ -9,7 +9,7 @@ from .schema import JobConfig
 from .slurm_schema import WITHOUT_EFFECT
 from .table import canonical, keys
 from .text import is_null
-from .tree import Leaf, Tree, origin_of, show
+from .tree import Leaf, Tree, find, leaves, origin_of, show
 
 # Of each group Slurm takes one.
 _RIVALS = (("mem", "mem_per_cpu", "mem_per_gpu"), ("cpus_per_task", "cpus_per_gpu"))
@@ -28,6 +28,17 @@ def without_rivals(below: Tree, layer: Tree, notes: list[str], problems: list[st
                 notes.append(f"{key}={_shown(below[key])} ({origin_of(below[key])}) gives way to {said[0]}")
                 below = {name: item for name, item in below.items() if name != key}
     return below
+
+
+def replaced(below: Tree, layer: Tree) -> list[str]:
+    """Sentences on what `layer` sets over other values of `below`."""
+    found = []
+    for path, leaf in leaves(layer):
+        old = find(below, path)
+        if isinstance(old, Leaf) and old.value != leaf.value:
+            key = ".".join(path)
+            found.append(f"{key}={show(old.value)} ({old.origin}) gives way to {show(leaf.value)} ({leaf.origin})")
+    return found
 
 
 def _is_set(item: Tree | Leaf) -> bool:

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ...config import DEFAULT, Loaded
+from ...config import Loaded
+from ...config.loader import DEFAULT
 from ...errors import PlanError
 from ...hostlist import expand_hostlist
 from ...plan import Allocation

@@ -30,7 +30,7 @@ class Member:
     def settings(self, name: str, ranks: int) -> dict[str, str]:
         """What the series sets in this job, above everything else. Job and run get the member's name."""
         full = f"{name}-{self.strategy}-{self.nodes}x{ranks}"
-        return {"strategy": self.strategy, "nodes": str(self.nodes), "job_name": full, "name": full, "mode": "single"}
+        return {"strategy": self.strategy, "nodes": str(self.nodes), "job_name": full, "name": full}
 
 
 def output_files(base: JobConfig, member: JobConfig) -> dict[str, str]:
@@ -56,7 +56,7 @@ def members(config: JobConfig) -> list[Member]:
             raise PlanError(f"strategies has {name!r}: expected some of {', '.join(STRATEGIES)}")
         if config.launcher != "auto":
             cells.check(config.launcher, name, max(sizes), max(sizes) * 2)
-    return [Member(name, count) for name in strategies for count in sizes]
+    return [Member(name, count) for name in strategies for count in dict.fromkeys(sizes)]
 
 
 def node_hours(plans: Iterable[LaunchPlan]) -> float:
