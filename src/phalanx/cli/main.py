@@ -15,6 +15,9 @@ COMMANDS = {
     "plan": "show what would be started, where and how; starts nothing",
     "submit": "write, save and submit the Slurm job of a script",
     "generate-slurm": "the same as submit",
+    "status": "show jobs, how far they are and how they ended",
+    "logs": "show what a job or one of its ranks printed",
+    "cancel": "end jobs, runs or whole series",
     "config": "show settings, their values and which layer set them",
 }
 _MODULES = {"generate-slurm": "submit"}

@@ -58,14 +58,14 @@ def require(program: str) -> None:
 def answers() -> bool:
     """Whether a Slurm cluster answers from here, within seconds."""
     try:
-        return _run(["sinfo", "-h", "-o", "%P"], timeout=5).returncode == 0
+        return run(["sinfo", "-h", "-o", "%P"], timeout=5).returncode == 0
     except SchedulerError:
         return False
 
 
 def submit(words: Sequence[str], environment: Mapping[str, str]) -> str:
     """Hand a script to sbatch; returns the job's id. Raises SchedulerError with sbatch's words."""
-    done = _run(["sbatch", "--parsable", *words], environment)
+    done = run(["sbatch", "--parsable", *words], environment)
     found = _JOB_ID.findall(done.stdout)
     if done.returncode == 0 and found:
         return str(found[-1])
@@ -82,7 +82,7 @@ def _refusal(said: str) -> str:
 
 def show_job(job_id: str) -> dict[str, str] | None:
     """The fields of `scontrol show job`; None if Slurm doesn't know the job (any more)."""
-    done = _run(["scontrol", "show", "job", "-o", job_id])
+    done = run(["scontrol", "show", "job", "-o", job_id])
     if done.returncode != 0:
         if "Invalid job id" in done.stderr:
             return None
@@ -98,7 +98,7 @@ def job_fields(line: str) -> dict[str, str]:
 
 def partitions() -> list[Partition]:
     """All partitions, each by its largest node."""
-    done = _run(["sinfo", "-h", "-N", "-o", "%P|%a|%c|%m|%l|%G"])
+    done = run(["sinfo", "-h", "-N", "-o", "%P|%a|%c|%m|%l|%G"])
     if done.returncode != 0:
         raise SchedulerError(f"sinfo: {done.stderr.strip()}")
     found: dict[str, list[list[str]]] = {}
@@ -143,12 +143,12 @@ def _gpus(gres: str) -> int:
 
 def cancel(ids: Sequence[str]) -> None:
     """End jobs; those that have ended already are no error."""
-    done = _run(["scancel", *ids])
+    done = run(["scancel", *ids])
     if done.returncode != 0 and "Invalid job id" not in done.stderr:
         raise SchedulerError(f"scancel: {done.stderr.strip()}")
 
 
-def _run(
+def run(
     words: Iterable[str], environment: Mapping[str, str] | None = None, timeout: float = TIMEOUT
 ) -> subprocess.CompletedProcess[str]:
     words = list(words)
