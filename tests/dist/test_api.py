@@ -568,6 +568,32 @@ def test_all_ranks_share_one_folder_whatever_the_clock_says(tmp_path: Path) -> N
     assert len(list(tmp_path.glob("out/*/*/*"))) == 1
 
 
+def placed(settings: dict[str, str]) -> tuple[str, str]:
+    with phalanx.init(progress=False, **settings) as run:
+        return str(run.run_dir), (run.run_dir / "logs" / "0.log").read_text()
+
+
+@pytest.mark.parametrize(
+    ("settings", "late"),
+    [
+        ({"run_root": "elsewhere", "name": "fit"}, ["run_root"]),
+        ({"name": "other"}, ["name"]),
+        ({"run_root": "runs"}, []),
+    ],
+)
+def test_where_the_run_is_cannot_be_said_after_the_launch(
+    tmp_path: Path, settings: dict[str, str], late: list[str]
+) -> None:
+    run_dir = tmp_path / "runs" / "fit" / "1"
+    run_dir.mkdir(parents=True)
+    (run_dir / "config.yaml").write_text("")
+    ((where, log),) = run_ranks(placed, 1, settings, folder=tmp_path, env={"PHALANX_RUN_DIR": str(run_dir)})
+    assert where == str(run_dir)
+    told = [line for line in log.splitlines() if "came too late" in line]
+    assert len(told) == len(late)
+    assert all(f"give {key}={settings[key]} to the command" in line for key, line in zip(late, told, strict=True))
+
+
 def test_records_and_logs_of_each_rank(tmp_path: Path) -> None:
     ranks = run_ranks(one_folder, 2, 0.0, folder=tmp_path)
     run_dir = Path(ranks[0]["dir"])

@@ -8,7 +8,7 @@ import os
 import platform
 import socket
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -87,8 +87,21 @@ def init(**settings: Any) -> Run:
 def _settings(settings: dict[str, Any]) -> Loaded:
     launched = os.environ.get("PHALANX_RUN_DIR")
     if launched:
-        return load_run_config(Path(launched), script=settings)
+        loaded = load_run_config(Path(launched), script=settings)
+        return replace(loaded, overridden=(*loaded.overridden, *_too_late(settings, loaded.config, Path(launched))))
     return load_config(environ=os.environ, script=settings)
+
+
+def _too_late(settings: dict[str, Any], config: JobConfig, launched: Path) -> list[str]:
+    """A sentence for each argument of `init` that would have put the run directory elsewhere."""
+    there = {"run_root": launched.parent.parent, "name": launched.parent.name}
+    wished = {"run_root": Path(config.run_root).expanduser().absolute(), "name": config.name}
+    return [
+        f"{key}={settings[key]!r} of phalanx.init() came too late: the launch has made the run directory {launched}; "
+        f"give {key}={settings[key]} to the command"
+        for key in there
+        if not _started and settings.get(key) is not None and wished[key] != there[key]
+    ]
 
 
 def choose_device(config: JobConfig, topology: Topology) -> torch.device:
