@@ -316,3 +316,80 @@ def test_a_closure_where_it_cannot_work_is_refused(tmp_path: Path, strategy: str
     (message,) = run_ranks(closure_fit, 1, strategy, accumulate, None, folder=tmp_path)
     assert "closure" in message
     assert words in message
+
+
+# Two models against each other, as docs/api.md has it.
+
+
+def adversaries() -> tuple[nn.Module, nn.Module]:
+    torch.manual_seed(2)
+    return nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 2)), nn.Sequential(nn.Linear(2, 5), nn.Linear(5, 1))
+
+
+def critic_loss(scores: Tensor) -> Tensor:
+    real, fake = scores.chunk(2)
+    return nn.functional.softplus(-real).mean() + nn.functional.softplus(fake).mean()
+
+
+def gan(strategy: str, batch: int) -> list[Tensor]:
+    with phalanx.init(strategy=strategy, accumulate=2, progress=False) as run:
+        generator, critic = adversaries()
+        opt_g = torch.optim.SGD(generator.parameters(), lr=0.2)
+        opt_d = torch.optim.SGD(critic.parameters(), lr=0.2)
+        train = DataLoader(TensorDataset(points()), batch_size=batch)
+        generator, critic, opt_g, opt_d, train = run.prepare(generator, critic, opt_g, opt_d, train)
+        for (x,) in run.steps(train):
+            with run.accumulate(generator, critic):
+                fake = generator(x.flip(1))
+                run.backward(critic_loss(critic(torch.cat([x, fake.detach()]))))
+                opt_d.step()
+                opt_d.zero_grad()
+                judge = run.unwrap(critic).requires_grad_(False)
+                run.backward(nn.functional.softplus(-judge(fake)).mean())
+                opt_g.step()
+                opt_g.zero_grad()
+                judge.requires_grad_(True)
+        return [*run.state_dict(generator).values(), *run.state_dict(critic).values()]
+
+
+def points() -> Tensor:
+    return torch.sin(torch.arange(44.0)).reshape(22, 2)
+
+
+def gan_by_hand() -> list[Tensor]:
+    """Micro-batches of 4 rows, two a step; the last has 2. The critic's gradient holds the critic's loss only."""
+    generator, critic = adversaries()
+    of_g, of_d = list(generator.parameters()), list(critic.parameters())
+    micros = list(points().split(4))
+    for group in (micros[:2], micros[2:4], micros[4:]):
+        rows = sum(map(len, group))
+        grads_g, grads_d = [torch.zeros_like(p) for p in of_g], [torch.zeros_like(p) for p in of_d]
+        for number, x in enumerate(group):
+            share, last = len(x) / rows, number == len(group) - 1
+            fake = generator(x.flip(1))
+            for total, part in zip(
+                grads_d,
+                torch.autograd.grad(critic_loss(critic(torch.cat([x, fake.detach()]))), of_d),
+                strict=True,
+            ):
+                total += share * part
+            if last:
+                descend(of_d, grads_d)
+            loss = nn.functional.softplus(-critic(fake)).mean()
+            for total, part in zip(grads_g, torch.autograd.grad(loss, of_g), strict=True):
+                total += share * part
+            if last:
+                descend(of_g, grads_g)
+    return [value.detach() for value in (*of_g, *of_d)]
+
+
+def descend(parameters: list[nn.Parameter], gradients: list[Tensor]) -> None:
+    with torch.no_grad():
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter -= 0.2 * gradient
+
+
+@pytest.mark.parametrize(("strategy", "world_size"), [("single", 1), ("ddp", 2), ("fsdp", 2)])
+def test_two_adversaries_accumulate_each_its_own_loss(tmp_path: Path, strategy: str, world_size: int) -> None:
+    weights = run_ranks(gan, world_size, strategy, 4 // world_size, folder=tmp_path)[0]
+    torch.testing.assert_close(weights, gan_by_hand())
