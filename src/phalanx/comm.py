@@ -2,10 +2,30 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
+
+ADVICE = (
+    "All ranks must make this call, none of them under `if run.is_main`, and leave a loop by `break` at the same step "
+    "(run.stop() ends all). If a rank failed, its own error is the cause"
+)
+_LOST = re.compile(r"/gloo/|ProcessGroup|NCCL")  # in the errors of torch's backends
+
+
+@contextmanager
+def naming(call: str) -> Iterator[None]:
+    """An exchange that fails inside, because a rank has left or does not come, says in which call it was."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not _LOST.search(str(error)):
+            raise
+        raise RuntimeError(f"{call} did not hear from other ranks: {error}\n{ADVICE}") from error
 
 
 class Comm:
@@ -49,6 +69,9 @@ class Comm:
 
     def barrier(self) -> None:
         """Return when every rank has come here."""
+
+    def meet(self, call: str) -> None:
+        """Return when every rank has come to `call`, with no data exchanged; UsageError if one makes another call."""
 
     # What data loaders ask of each other (data.loader.Peers).
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.join import Join, Joinable
 
 from .. import registry
+from ..comm import naming
 from ..config import JobConfig
 from ..errors import UsageError
 from ..records import Exit, Metric
@@ -120,7 +121,9 @@ class Run:
         All ranks call it. The tensors are copies, the same under every strategy: for `torch.save`, or
         `load_state_dict` of a module that nobody prepared.
         """
-        return full_state(self.unwrap(model), self.is_main)
+        self._session.comm.meet("run.state_dict()")
+        with naming("run.state_dict()"):
+            return full_state(self.unwrap(model), self.is_main)
 
     def epochs(self, count: int) -> Iterator[int]:
         """The numbers of the epochs to do, up to `count` in all: a resumed run goes on where it stopped."""
@@ -186,19 +189,22 @@ class Run:
             op: "mean", "sum", "min" or "max".
             weight: this rank's weight; a rank of weight 0 does not count, whatever its value is (NaN too).
         """
-        return reduce(self._session.comm, value, op, weight)
+        with naming("run.reduce()"):
+            return reduce(self._session.comm, value, op, weight)
 
     def gather(self, value: Any) -> Any:
         """All ranks' tensors joined along the first dimension, whose length may differ; of other objects, a list."""
-        return gather(self._session.comm, value)
+        with naming("run.gather()"):
+            return gather(self._session.comm, value)
 
     def broadcast(self, value: Any, src: int = 0) -> Any:
         """Rank `src`'s tensor (the same shape and type on all ranks) or picklable object, on all ranks."""
         if not 0 <= src < self.world_size:
             raise UsageError(f"broadcast(src={src}): expected a rank from 0 to {self.world_size - 1}")
-        if isinstance(value, Tensor):
-            return self._session.comm.broadcast(value.detach().clone(), src)
-        return self._session.comm.broadcast_object(value, src)
+        with naming("run.broadcast()"):
+            if isinstance(value, Tensor):
+                return self._session.comm.broadcast(value.detach().clone(), src)
+            return self._session.comm.broadcast_object(value, src)
 
     def log(self, values: Mapping[str, Any], step: int | None = None) -> None:
         """Record metrics (numbers or tensors of one element) at `step`, by default the current one; main rank only."""

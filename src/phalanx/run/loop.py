@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ..comm import naming
 from ..data.batch import move
 from ..data.groups import Group
 from ..data.loader import PreparedLoader
@@ -46,6 +47,7 @@ class Loop:
             if session.comm.rank == 0:
                 log.info("epoch %d done: %d steps in %.1f s", session.epoch, session.step - first, seconds)
             session.epoch += 1
+            session.comm.meet("the end of an epoch of run.epochs()")
             session.stop.loop_done()
 
     def _stopped(self) -> bool:
@@ -62,11 +64,13 @@ class Loop:
         self._saver.save_if_due()
         if session.stop.agreed:
             return
+        session.comm.meet("the beginning of run.steps()")
         session.in_steps = True
         left = loader.steps_left(session.config.accumulate)
         session.progress.start(f"epoch {session.epoch}", left)
         try:
-            yield from self._groups(loader)
+            with naming("run.steps()"):
+                yield from self._groups(loader)
         except GeneratorExit:
             self._left(loader)
             raise
@@ -116,6 +120,7 @@ class Loop:
                 return
             begin = mark = self._begin = clock()
         session.trained = True
+        session.comm.meet("the end of run.steps()")
         session.stop.loop_done()
 
     def _boundary(self, count: int, seconds: float, waited: float, samples: int) -> bool:
@@ -154,8 +159,9 @@ class Loop:
             raise UsageError(f"evaluate() got {type(loader).__name__!r}: pass the loader through run.prepare() first")
         self._saver.resume_if_asked()
         self._saver.save_if_due()
+        self._session.comm.meet("run.evaluate()")
         self._session.agree_on_buffers()
-        with self._eval_mode(), torch.no_grad():
+        with naming("run.evaluate()"), self._eval_mode(), torch.no_grad():
             for group in loader.groups(1, train=False):
                 for micro in group.micros:
                     yield move(micro.batch, self._session.strategy.device)

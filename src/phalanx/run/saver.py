@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..checkpoint import store
 from ..checkpoint.manager import Manager
+from ..comm import naming
 from ..errors import CheckpointError
 from ..records import Checkpoint, Resume
 from .seeding import rng_state, seed_rank, set_rng_state
@@ -26,9 +27,11 @@ class Saver:
         self._session = session
         self._looked = not session.restarted
 
+    @naming("run.save()")
     def save(self) -> Path:
         """Save now; the caller knows that no gradient is half accumulated."""
         session = self._session
+        session.comm.meet(f"run.save() or a checkpoint at step {session.step}")
         begin = time.perf_counter()
         session.gradients.update_scale()
         session.agree_on_buffers()
@@ -58,10 +61,12 @@ class Saver:
         if self.resume(None) is None and self._session.comm.rank == 0:
             log.warning("no checkpoint in %s: starting from the beginning", self._session.checkpoints.root)
 
+    @naming("run.resume()")
     def resume(self, path: str | Path | None) -> int | None:
         """Load from this run, another run's directory or one checkpoint; the step, or None without any."""
         self._looked = True
         session = self._session
+        session.comm.meet("run.resume()")
         manager, single = self._source(path)
         if single is not None:
             loaded: Any = (single, manager.load(single, session.contents, self._restore_rng))

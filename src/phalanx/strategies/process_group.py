@@ -9,11 +9,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._C._distributed_c10d import HashStore
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store
+from torch.distributed.distributed_c10d import default_pg_timeout
+from torch.distributed.rendezvous import rendezvous
 
 from ..comm import Comm
 from ..errors import PlanError, TopologyError
+from ..topology import Topology
 from .base import Strategy
+from .meeting import Meeting
 
 _OPS = {"sum": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}
 
@@ -21,8 +25,13 @@ _OPS = {"sum": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp
 class GroupComm(Comm):
     """Collectives by torch.distributed; host tensors by gloo also where nccl serves the device's."""
 
+    _made = 0  # in this process, and so on every rank
+
     def __init__(self, rank: int, world_size: int, device: torch.device, on_host: bool) -> None:
         super().__init__(rank, world_size)
+        GroupComm._made += 1
+        store = PrefixStore(f"phalanx/{GroupComm._made}", dist.distributed_c10d._get_default_store())
+        self._meeting: Meeting | None = Meeting(store, rank, world_size)
         self._device = device
         self._on_host = on_host
 
@@ -66,11 +75,23 @@ class GroupComm(Comm):
     def barrier(self) -> None:
         self.all_reduce(torch.zeros(1), "sum")
 
+    def meet(self, call: str) -> None:
+        if self.world_size > 1 and self._meeting is not None:
+            self._meeting.meet(call)
+
+    def leave(self) -> Meeting | None:
+        """Announce that this rank makes no more calls."""
+        meeting, self._meeting = self._meeting, None
+        if meeting is not None:
+            meeting.leave()
+        return meeting
+
 
 class ProcessGroupStrategy(Strategy):
     """A strategy on top of torch's default process group (the user's own, if there is one)."""
 
     _ours = False
+    comm: GroupComm
 
     def backend(self) -> str:
         """The setting, else nccl on CUDA and gloo elsewhere; with nccl, gloo serves host tensors."""
@@ -102,19 +123,46 @@ class ProcessGroupStrategy(Strategy):
                 "not set; start the script by phalanx run or torchrun, or set them"
             )
         try:
-            dist.init_process_group(backend, rank=topology.rank, world_size=topology.world_size)
+            dist.init_process_group(
+                backend, store=_own_part(topology), rank=topology.rank, world_size=topology.world_size
+            )
         except dist.DistNetworkError as error:
             where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
             raise PlanError(f"rank {topology.rank} cannot rendezvous at {where}: {error}") from error
 
     def teardown(self, failed: bool) -> None:
+        meeting = self.comm.leave()
         if not self._ours:
             return
         if not failed:
             _disconnect()
+            if meeting is not None and self.topology.rank == 0 and not _agent_keeps_store():
+                atexit.register(meeting.see_off)
         elif self.device.type != "cuda":  # nccl's end would wait for ranks that never come
             # Closed connections make the other ranks fail too: ours is to be reported before theirs.
             atexit.register(_disconnect)
+
+
+def _agent_keeps_store() -> bool:
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+_stores: dict[tuple[str | None, ...], Store] = {}
+_parts = 0  # of them that were given out, in this process, and so on every rank
+
+
+def _own_part(topology: Topology) -> Store:
+    """Where the ranks of a new group find each other.
+
+    One store serves a process's runs, one after the other: of two at one port, a quick rank may enter the old one.
+    """
+    global _parts
+    _parts += 1
+    key = (os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"], str(topology.rank), str(topology.world_size))
+    if key not in _stores:
+        meeting = rendezvous("env://", topology.rank, topology.world_size, timeout=default_pg_timeout)
+        _stores[key] = next(iter(meeting))[0]
+    return PrefixStore(f"phalanx/{_parts}", _stores[key])
 
 
 def _disconnect() -> None:
