@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 export PIP_NO_WARN_SCRIPT_LOCATION = 1
 
-.PHONY: demo check test bench lint clean
+.PHONY: demo check test bench lint clean slurm-packages
 
 demo: $(VENV)/.demo
 	$(BIN)/phalanx run --nproc 2 examples/digits/train.py
@@ -13,8 +13,14 @@ demo: $(VENV)/.demo
 check: lint
 	$(BIN)/python -m pytest -m "not slow and not gpu"
 
-test: lint
-	$(BIN)/python -m pytest -m "not gpu"
+test: lint slurm-packages
+	$(BIN)/python -m pytest -m "not gpu" --durations=15 --durations-min=10
+
+# A real Slurm cluster runs inside the tests, where it can: as root on Debian. Elsewhere those tests say that they were skipped.
+slurm-packages:
+	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  command -v slurmctld slurmd slurmdbd munged mariadbd mpirun ip unshare shellcheck >/dev/null || bash tests/slurm/cluster install --db --mpi || bash tests/slurm/cluster install --db --mpi; \
+	else echo "no real Slurm cluster for the tests: that needs root on Debian"; fi
 
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/run.py

@@ -1,0 +1,284 @@
+"""Jobs as users have them: allocations, arrays, devices, failures, restarts, and jobs within jobs."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .conftest import Cluster, User
+from .train import closed_form
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+HERE = Path(__file__).parent
+TRAIN, PLAIN = HERE / "train.py", HERE / "plain.py"
+
+
+def weights(run_dir: Path) -> list[float]:
+    return json.loads((run_dir / "weights.json").read_text())["weight"]
+
+
+def expected(steps: int) -> Any:
+    return pytest.approx(closed_form(steps).flatten().tolist(), rel=1e-5)
+
+
+def facts(run_dir: Path) -> list[dict[str, Any]]:
+    found = [json.loads(path.read_text()) for path in run_dir.glob("facts/*.json")]
+    return sorted(found, key=lambda fact: fact["rank"])
+
+
+def wait_for_step(run_dir: Path, step: int, seconds: float = 90) -> None:
+    limit = time.monotonic() + seconds
+    while not any(f'"step": {step},' in path.read_text() for path in run_dir.glob("records/0.*.jsonl")):
+        assert time.monotonic() < limit, f"step {step} was never reached"
+        time.sleep(0.1)
+
+
+def test_within_salloc_a_run_goes_over_the_allocation_beside_the_shell(user: User) -> None:
+    run = ["python3", "-m", "phalanx", "run", "device=cpu", "name=a", "--launcher", "srun", TRAIN]
+    done = user.shell("salloc", "-N2", "--ntasks-per-node=2", "-c1", "-t5", *user.here(run))
+    assert done.returncode == 0, done.stderr
+    assert [fact["host"] for fact in facts(user.run_dir("a"))] == ["node1", "node1", "node2", "node2"]
+    assert weights(user.run_dir("a")) == expected(5)
+
+
+def test_a_run_uses_an_allocation_by_its_id_from_the_login_node(user: User) -> None:
+    granted = user.shell("salloc", "--no-shell", "-N2", "-c2", "-t5").stderr
+    job = re.search(r"Granted job allocation (\d+)", granted)[1]  # type: ignore[index]
+    done = user.phalanx("run", "--jobid", job, "device=cpu", "--nproc", "2", "name=b", TRAIN)
+    assert done.returncode == 0, done.stderr
+    assert [fact["host"] for fact in facts(user.run_dir("b"))].count("node2") == 2
+    assert user.cluster.job(job)["JobState"] == "RUNNING"  # it stays the user's
+    more = user.phalanx("run", "--jobid", job, "-N", "3", "device=cpu", TRAIN)
+    assert more.returncode == 2
+    assert "nodes=3" in more.stderr
+    assert f"job {job} has 2" in more.stderr
+    user.shell("scancel", job)
+    user.cluster.wait(job)
+    ended = user.phalanx("run", "--jobid", job, TRAIN)
+    assert ended.returncode == 2
+    assert "ended" in ended.stderr
+
+
+def test_on_a_login_node_training_right_there_must_be_meant(user: User) -> None:
+    refused = user.phalanx("run", "device=cpu", PLAIN)
+    assert refused.returncode == 2
+    assert "--local" in refused.stderr
+    assert not (user.work / "runs").exists()
+    meant = user.phalanx("run", "--local", "--nproc", "2", "device=cpu", PLAIN)
+    assert "sum 3.0 of 2" in meant.stdout
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "srun", "mpirun"])
+def test_a_failing_rank_ends_the_job_with_its_own_code_and_is_named(user: User, launcher: str) -> None:
+    (user.work / "bad.py").write_text(
+        "import os, sys, time\n"
+        "if os.environ['RANK'] == '1': sys.exit(7)\n"
+        "time.sleep(200)\n"
+    )  # fmt: skip
+    start = time.monotonic()
+    done = user.phalanx(
+        *("submit", "-N", "2", "--nproc", "1", "--cpus-per-task", "1", "-t", "5", "name=bad", "device=cpu"),
+        *("--launcher", launcher, "--wait", "bad.py"),
+    )
+    assert done.returncode == 7, done.stderr
+    assert time.monotonic() - start < 60
+    job = done.stdout.splitlines()[-1]
+    said = user.output("bad")
+    assert re.search(r"rank 1 on node2 failed: SystemExit: 7", said), said
+    status = user.phalanx("status", job).stdout
+    assert "FAILED" in status
+    assert "rank 1 on node2 failed" in status
+
+
+def test_scripts_without_the_api_run_too(user: User) -> None:
+    ids = [
+        user.submit(
+            "-N", "2", "--nproc", "2", "--cpus-per-task", "2", "--launcher", launcher, f"name={launcher}", PLAIN
+        )
+        for launcher in ("torchrun", "srun", "mpirun")
+    ]
+    for job, launcher in zip(ids, ("torchrun", "srun", "mpirun"), strict=True):
+        assert user.cluster.wait(job)["JobState"] == "COMPLETED", user.output(launcher)
+        assert "sum 10.0 of 4" in user.output(launcher)
+
+
+@pytest.mark.parametrize("request_by", ["gres", "gpus-per-node", "gpus-per-task"])
+def test_each_rank_gets_a_device_of_its_own_however_the_site_asks_for_them(user: User, request_by: str) -> None:
+    from phalanx.devices import device_index, visible_devices
+    from phalanx.topology import Topology
+
+    job = user.submit(
+        *("-N", "2", "--gpus-per-node", "2", "--cpus-per-task", "2", "--launcher", "srun"),
+        *(f"gpu_request={request_by}", "name=g", TRAIN),
+    )
+    assert user.cluster.wait(job)["JobState"] == "COMPLETED", user.output("g")
+    used = []
+    for fact in facts(user.run_dir("g")):
+        seen = visible_devices(fact["variables"]) or []
+        place = Topology(fact["rank"], 4, fact["local_rank"], 2, fact["rank"] // 2, 2, None, None, "slurm")
+        used.append((fact["host"], seen[device_index(place, fact["variables"], len(seen))]))
+    assert sorted(used) == [("node1", "0"), ("node1", "1"), ("node2", "0"), ("node2", "1")]
+
+
+def test_each_task_of_an_array_has_a_run_directory_of_its_own(user: User) -> None:
+    job = user.submit("-a", "1-2", "--cpus-per-task", "1", "name=array", TRAIN, "--steps=3")
+    for task in (1, 2):
+        assert user.cluster.wait(f"{job}_{task}")["JobState"] == "COMPLETED"
+        assert weights(user.run_dir("array") / f"array-{task}") == expected(3)
+    shown = user.phalanx("status", job).stdout
+    assert f"{job}_1" in shown
+    assert f"{job}_2" in shown
+
+
+def test_a_job_submitted_from_within_a_job_is_a_job_of_its_own(user: User) -> None:
+    inner = f"python3 -m phalanx submit -N 2 --nproc 1 --cpus-per-task 1 -t 5 device=cpu name=inner {TRAIN}"
+    outer = user.submit("--cpus-per-task", "1", "name=outer", f"training_cmd={' '.join(user.here(inner.split()))}")
+    assert user.cluster.wait(outer)["JobState"] == "COMPLETED", user.output("outer")
+    job = (user.run_dir("outer") / "jobs").glob("*.json")
+    assert len(list(job)) == 1  # the inner one is noted elsewhere
+    (note,) = (user.run_dir("inner") / "jobs").glob("*.json")
+    assert user.cluster.wait(note.stem)["JobState"] == "COMPLETED", user.output("inner")
+    assert {fact["host"] for fact in facts(user.run_dir("inner"))} == {"node1", "node2"}
+
+
+def test_a_requeued_job_goes_on_where_it_was_and_ends_the_same(user: User) -> None:
+    job = user.submit("--cpus-per-task", "1", "name=again", TRAIN, "--steps=12", "--pause=0.7", "--every=2")
+    run_dir = user.run_dir("again")
+    wait_for_step(run_dir, 5)
+    user.cluster.ctl("scontrol", "requeue", job)
+    ended = user.cluster.wait(job, timeout=200)
+    assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "1")
+    (fact,) = facts(run_dir)  # of the second start
+    assert fact["step"] >= 0
+    assert re.search(r"resumed from .*: step (\d+)", user.output("again"))
+    assert weights(run_dir) == expected(12)
+
+
+def test_a_chain_of_jobs_each_goes_on_where_the_one_before_stopped(user: User) -> None:
+    (user.work / "twice.py").write_text(
+        f"import os, sys; sys.path.insert(0, {str(HERE)!r})\n"
+        "import train\n"
+        "first = not os.path.exists(os.environ['PHALANX_RUN_DIR'] + '/once')\n"
+        "open(os.environ['PHALANX_RUN_DIR'] + '/once', 'w').close()\n"
+        "train.main(4 if first else 9, 0, 2)\n"
+    )
+    done = user.phalanx("submit", "-t", "5", "--cpus-per-task", "1", "--chain", "2", "name=c", "device=cpu", "twice.py")
+    first, second = done.stdout.split()[-2:]
+    assert f"afterany:{first}" in user.cluster.job(second).get("Dependency", "")
+    assert user.cluster.wait(second)["JobState"] == "COMPLETED", user.output("c")
+    assert "resumed from" in user.output("c")
+    assert weights(user.run_dir("c")) == expected(9)
+
+
+def test_cancel_status_and_logs_of_a_running_job(user: User) -> None:
+    job = user.submit("--cpus-per-task", "1", "name=long", TRAIN, "--steps=500", "--pause=0.5")
+    wait_for_step(user.run_dir("long"), 2)
+    shown = json.loads(user.phalanx("status", "long", "--json").stdout)
+    assert [(one["job_id"], one["state"], one["hosts"]) for one in shown] == [(job, "RUNNING", "node1")]
+    assert shown[0]["progress"]["step"] >= 2
+    assert "rank 0 of 1 on node1" in user.phalanx("logs", job).stdout
+    cancelled = user.phalanx("cancel", "long")
+    assert cancelled.returncode == 0
+    assert job in cancelled.stdout
+    assert user.cluster.wait(job)["JobState"] == "CANCELLED"
+    assert "CANCELLED" in user.phalanx("status", job).stdout
+    assert user.phalanx("logs", job, "--follow", "--lines", "1").returncode == 0  # ends, as the job has
+
+
+def test_a_saved_script_works_under_plain_sbatch(user: User) -> None:
+    words = ["-N", "2", "--nproc", "1", "--cpus-per-task", "1", "-t", "5", "device=cpu", "name=byhand", TRAIN]
+    shown = user.phalanx("submit", "--preview", *words).stdout
+    saved = user.phalanx("submit", "--no-submit-job", *words)
+    assert saved.returncode == 0
+    assert saved.stdout == ""
+    script = user.work / "slurm-scripts" / "byhand.sh"
+    assert script.read_text() == shown
+    job = user.shell("sbatch", "--parsable", script).stdout.strip()
+    assert user.cluster.wait(job)["JobState"] == "COMPLETED"
+    assert weights(user.work / "runs" / "byhand" / f"job-{job}") == expected(5)
+    assert "COMPLETED" in user.phalanx("status", job).stdout
+
+
+def test_a_step_may_use_the_cpus_of_its_task(user: User) -> None:
+    """Since Slurm 22.05 a step doesn't inherit the job's CPUs per task: with --exact it would have one."""
+    words = (
+        "-N",
+        "1",
+        "--nproc",
+        "1",
+        "--cpus-per-task",
+        "2",
+        "--launcher",
+        "srun",
+        "srun_args=--exact,--cpu-bind=cores",
+    )
+    job = user.submit(*words, "name=cpus", TRAIN)
+    assert user.cluster.wait(job)["JobState"] == "COMPLETED", user.output("cpus")
+    assert [fact["cpus"] for fact in facts(user.run_dir("cpus"))] == [2]
+
+
+def test_names_folders_and_values_with_odd_letters_arrive(user: User) -> None:
+    job = user.submit(
+        *("--cpus-per-task", "1", "--job-name", "two words", "name=odd", "output=logs/deep/%x-%j.out"),
+        *('env.MY_A=it\'s "$HOME" [x],{y} `id`', TRAIN, "a b", "$HOME"),
+    )
+    said = user.cluster.ctl("scontrol", "show", "job", job)
+    assert "JobName=two words" in said
+    assert user.cluster.wait(job)["JobState"] == "COMPLETED"
+    (fact,) = facts(user.run_dir("odd"))
+    assert fact["variables"]["MY_A"] == 'it\'s "$HOME" [x],{y} `id`'
+    assert fact["arguments"] == ["a b", "$HOME"]
+    assert (user.work / "logs" / "deep" / f"two words-{job}.out").exists()
+
+
+def test_the_time_limit_is_said_as_such(user: User) -> None:
+    done = user.phalanx(
+        *("submit", "-t", "1", "--cpus-per-task", "1", "device=cpu", "name=late", "--wait", TRAIN),
+        *("--steps=900", "--pause=0.5"),
+        timeout=200,
+    )
+    assert done.returncode == 1
+    assert "TIMEOUT" in done.stderr
+    assert "TIMEOUT" in user.phalanx("status", "late").stdout
+    assert "TIME LIMIT" in user.output("late")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["-p", "nope"], ["partition='nope'", "main, high"]),
+        (["-N", "9"], ["nodes=9", "has 4"]),
+        (["--gpus-per-node", "5"], ["gpus_per_node=5", "has 2"]),
+        (["--cpus-per-task", "99"], ["99 CPUs", "has 8"]),
+        (["--mem", "1T"], ["mem=1T", "4000 MB"]),
+        (["-t", "2-00"], ["time=2-00", "60 minutes"]),
+        (["--force", "--constraint", "nope"], ["sbatch refused", "eature"]),
+    ],
+)
+def test_what_the_cluster_cannot_give_is_said_before_anything_is_left_behind(
+    user: User, words: list[str], said: list[str]
+) -> None:
+    done = user.phalanx("submit", "device=cpu", "--no-save-script", *words, PLAIN)
+    assert done.returncode == 2
+    for word in said:
+        assert word in done.stderr
+    assert not list(user.work.glob("runs/*/*"))
+    assert not (user.work / "slurm-scripts").exists()
+
+
+def test_with_accounting_jobs_are_known_after_slurm_forgot_them(accounting: Cluster, tmp_path: Path) -> None:
+    user = User(accounting, tmp_path, "work")
+    job = user.submit("--cpus-per-task", "1", "name=acct", TRAIN)
+    accounting.wait(job)
+    shown = json.loads(user.phalanx("status", job, "--json", "sacct=true").stdout)
+    assert [(one["state"], one["exit_code"]) for one in shown] == [("COMPLETED", 0)]
+    said = accounting.ctl("sacct", "-nX", "-j", job, "-o", "State").strip()
+    assert said == "COMPLETED"
+    refused = user.phalanx("submit", "-t", "5", "-A", "nobody", "device=cpu", "name=x", TRAIN)
+    assert refused.returncode == 2
+    assert "account" in refused.stderr
