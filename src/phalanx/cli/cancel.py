@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from ..errors import UsageError
 from ..schedulers.slurm import client, jobs
+from ..schedulers.slurm.states import base_id
 from .jobs import OPTIONS, read
 
 HELP = """\
@@ -26,11 +27,13 @@ def main(argv: Sequence[str]) -> int:
         raise UsageError("no job given: expected phalanx cancel JOB...; phalanx status lists them")
     client.require("scancel")
     chosen = wanted.chosen()
-    running = [job for job in jobs.with_states(chosen, wanted.config.sacct) if not job.state.finished]
-    if not running:
-        print("nothing to cancel: " + ", ".join(job.job_id for job in chosen) + " ended before")
-        return 0
-    client.cancel(list(dict.fromkeys(job.job_id.split("_")[0] for job in running)))
-    for job in running:
+    found = jobs.with_states(chosen, wanted.config.sacct)
+    unfinished = [job for job in found if not job.state.finished]
+    if unfinished:
+        bases = {base_id(job.job_id) for job in unfinished}
+        client.cancel([job.job_id for job in chosen if base_id(job.job_id) in bases])
+    for job in unfinished:
         print(f"cancelled {job.job_id} ({job.name}), which was {job.state.state}")
+    if not unfinished:
+        print("nothing to cancel: " + ", ".join(f"{job.job_id} is {job.state.state}" for job in found))
     return 0

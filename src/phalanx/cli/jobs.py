@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ..config import JobConfig, load_config
 from ..errors import UsageError
-from ..schedulers.slurm import jobs
+from ..schedulers.slurm import jobs, states
 from ..schedulers.slurm.jobs import OurJob
 from .options import Scanned, scan
 
@@ -18,7 +18,8 @@ OPTIONS = """\
   -c, --config FILE      settings file that says so
   -h, --help             show this help
 
-A job is meant by its Slurm id, its run's name or id (the newest run of that name), or its series."""
+A JOB is a Slurm job id (12, or 12_3 for a task of an array), the name, id or directory of a run, or the
+name of a series."""
 
 
 @dataclass(frozen=True)
@@ -29,14 +30,27 @@ class Wanted:
     config: JobConfig
     targets: tuple[str, ...]
 
+    @property
+    def root(self) -> Path:
+        return Path(self.config.run_root).expanduser().absolute()
+
     def all(self) -> list[OurJob]:
-        return jobs.known(Path(self.config.run_root).expanduser().absolute())
+        return jobs.known(self.root)
 
     def chosen(self) -> list[OurJob]:
-        """The jobs of all targets, each once."""
+        """The jobs of all targets, each once. Raises PlanError for a target that means none."""
         here = self.all()
-        found = [job for target in self.targets for job in jobs.select(here, target)]
+        found = [job for target in self.targets for job in self._chosen(here, target)]
         return list(dict.fromkeys(found))
+
+    def _chosen(self, here: list[OurJob], target: str) -> list[OurJob]:
+        found = jobs.select(here, target)
+        if not found and states.is_id(target):
+            other = jobs.elsewhere(target)
+            found = [other] if other else []
+        if not found:
+            raise jobs.unknown(here, target, self.root)
+        return found
 
 
 def read(argv: Sequence[str], flags: Sequence[str] = (), valued: Sequence[str] = ()) -> Wanted:
@@ -62,7 +76,11 @@ def read(argv: Sequence[str], flags: Sequence[str] = (), valued: Sequence[str] =
 
 
 def one(wanted: Wanted, command: str) -> OurJob:
-    """The newest job of the one target."""
+    """The one job that is meant, with its state: of several (runs of a name, links of a chain), the last that began.
+
+    Raises UsageError if there isn't one target.
+    """
     if len(wanted.targets) != 1:
         raise UsageError(f"expected one job: phalanx {command} JOB; see phalanx {command} --help")
-    return wanted.chosen()[-1]
+    found = jobs.with_states(wanted.chosen(), wanted.config.sacct)
+    return next((job for job in reversed(found) if job.state.state != "PENDING"), found[-1])

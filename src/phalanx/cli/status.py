@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
+import time
+from collections import Counter
 from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
 
-from ..report_failure import attempt
-from ..schedulers import verdict
-from ..schedulers.slurm import client, jobs
+from ..errors import PhalanxError
+from ..schedulers.slurm import jobs, outcome
 from ..schedulers.slurm.jobs import OurJob
+from ..schedulers.slurm.states import JobState, base_id
 from .jobs import OPTIONS, Wanted, read
 
 HELP = """\
 usage: phalanx status [JOB]...
 
-The newest jobs of this run root, or each JOB with more: its output, its progress and, if it failed,
-which rank did and why.
+The newest jobs of this run root, or each JOB with more: its nodes, its files, why it waits and, if it
+failed, which rank did, on which host and why.
 
       --json             for programs: a list with an object a job
 
 {options}"""
 
 _NEWEST = 20
-_BY_SLURM = ("CANCELLED", "TIMEOUT", "PREEMPTED", "NODE_FAIL", "BOOT_FAIL", "DEADLINE", "REVOKED")
+_TASKS = 8  # of an array that are listed one by one
 
 
 def main(argv: Sequence[str]) -> int:
@@ -31,65 +38,151 @@ def main(argv: Sequence[str]) -> int:
     if "help" in wanted.scanned.flags:
         print(HELP.format(options=OPTIONS))
         return 0
-    client.require("squeue")
     chosen = wanted.chosen() if wanted.targets else wanted.all()[-_NEWEST:]
-    found = jobs.with_states(chosen, wanted.config.sacct)
+    found = _with_states(chosen, wanted.config.sacct)
     if "json" in wanted.scanned.flags:
         print(json.dumps([_as_dict(job) for job in found], indent=1))
     elif not found:
-        print(f"no jobs in {wanted.config.run_root}: phalanx submit makes them, run_root says where they are")
+        print(f"no jobs in {wanted.root}: phalanx submit makes them, the setting run_root says where they are")
     else:
-        _table(found)
+        _table(found if wanted.targets else _summed_up(found))
         _details(found, wanted)
     return 0
 
 
-def _as_dict(job: OurJob) -> dict[str, object]:
+def _with_states(chosen: list[OurJob], sacct: str) -> list[OurJob]:
+    """What Slurm says; if it doesn't answer, what the run directories tell."""
+    try:
+        return jobs.with_states(chosen, sacct)
+    except PhalanxError as error:
+        print(f"warning: {error}; what follows is from the run directories alone", file=sys.stderr)
+        return jobs.with_states(chosen, ask=False)
+
+
+def _as_dict(job: OurJob) -> dict[str, Any]:
+    state, progress, failure = job.state, outcome.progress(job.run_dir), outcome.failure(job)
+    culprit = failure.culprit if failure else None
     return {
         "job_id": job.job_id,
         "name": job.name,
+        "job_name": job.job_name,
         "series": job.series,
-        "state": job.state.state,
-        "reason": job.state.reason,
-        "nodes": job.state.nodes,
-        "hosts": job.state.hosts,
-        "elapsed": job.state.elapsed,
-        "limit": job.state.limit,
-        "exit_code": job.state.exit_code,
-        "progress": jobs.progress(job.run_dir),
+        "chain": job.chain,
+        "submitted": job.submitted,
+        "state": state.state,
+        "reason": state.reason,
+        "ended": state.finished and state.state != "UNKNOWN",
+        "exit_code": state.code,
+        "nodes": state.nodes,
+        "hosts": state.hosts,
+        "partition": state.partition,
+        "elapsed_seconds": state.elapsed,
+        "limit_seconds": state.limit,
+        "restarts": state.restarts,
+        "progress": progress and {
+            "epoch": progress.epoch,
+            "step": progress.step,
+            "metrics": progress.values,
+            "time": progress.time,
+        },
+        "failure": failure and {
+            "text": list(failure.lines),
+            "rank": culprit and culprit.rank,
+            "host": culprit and culprit.host,
+            "what": culprit and culprit.what,
+        },
         "run_dir": str(job.run_dir),
-        "failure": _failure(job),
-    }
+        "output": [str(path) for path in job.outputs()],
+    }  # fmt: skip
+
+
+def _summed_up(found: list[OurJob]) -> list[OurJob]:
+    """A large array as one line, with how many of its tasks are in which state."""
+    lines: list[OurJob] = []
+    for _, group in groupby(found, key=lambda job: base_id(job.job_id)):
+        tasks = list(group)
+        if len(tasks) <= _TASKS:
+            lines += tasks
+            continue
+        counts = Counter(task.state.state for task in tasks)
+        said = ", ".join(f"{count} {state}" for state, count in counts.items())
+        lines.append(OurJob(base_id(tasks[0].job_id), tasks[0].run_dir.parent, tasks[0].name, tasks[0].submitted,
+                            state=JobState("", "", said)))  # fmt: skip
+    return lines
 
 
 def _table(found: list[OurJob]) -> None:
-    rows: list[tuple[str, ...]] = [("JOB", "NAME", "STATE", "NODES", "TIME", "LIMIT", "PROGRESS")]
+    """Plain text: loading a library to draw it would take longer than all the rest."""
+    now = time.time()
+    rows: list[tuple[str, ...]] = [("JOB", "NAME", "STATE", "NODES", "TIME", "PROGRESS", "RUN DIRECTORY")]
+    last = {job.run_dir: job.job_id for job in found if job.state.state != "PENDING"}
     for job in found:
-        state = job.state
-        reason = f" ({state.reason})" if state.reason and state.state in ("PENDING", "GONE") else ""
-        size = str(state.nodes or "")
-        shown = jobs.progress(job.run_dir)
-        rows.append((job.job_id, job.name, state.state + reason, size, state.elapsed, state.limit, shown))
+        # The jobs of a chain share records: what these tell is of the last that began.
+        progress = outcome.progress(job.run_dir) if last.get(job.run_dir) == job.job_id else None
+        rows.append(
+            (
+                job.job_id,
+                job.name,
+                _state(job.state),
+                str(job.state.nodes or ""),
+                _time(job.state),
+                progress.text(now) if progress else "",
+                _short(job.run_dir),
+            )
+        )
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
         print("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
 
 
+def _state(state: JobState) -> str:
+    """With Slurm's reason where it tells something: of a job that failed it only repeats that it did."""
+    if state.reason and state.state in ("PENDING", "SUSPENDED", "REQUEUE_HOLD", "SPECIAL_EXIT", "GONE"):
+        return f"{state.state} ({state.reason})"
+    return f"{state.state} ({state.code})" if state.code else state.state
+
+
+def _time(state: JobState) -> str:
+    if state.elapsed is None or (state.elapsed == 0 and state.state == "PENDING"):
+        return f"of {_clock(state.limit)}" if state.limit else ""
+    return _clock(state.elapsed) + (f" of {_clock(state.limit)}" if state.limit else "")
+
+
+def _clock(seconds: int) -> str:
+    """`1:02:03`, `2-03:04:05`: as Slurm writes it."""
+    days, rest = divmod(seconds, 86400)
+    hours, rest = divmod(rest, 3600)
+    minutes, rest = divmod(rest, 60)
+    if days:
+        return f"{days}-{hours:02}:{minutes:02}:{rest:02}"
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def _short(path: Path) -> str:
+    """Relative to where the user is, if it lies below."""
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else os.fspath(path)
+
+
 def _details(found: list[OurJob], wanted: Wanted) -> None:
     for job in found if wanted.targets else ():
-        print(f"\njob {job.job_id}: run directory {job.run_dir}")
-        if job.state.hosts:
-            print(f"  on {job.state.hosts}")
-        for line in _failure(job):
-            print(f"  {line}")
+        print(f"\njob {job.job_id}")
+        for name, text in _lines(job):
+            print(f"  {name:<10} {text}")
 
 
-def _failure(job: OurJob) -> list[str]:
-    """The verdict on a job that ended badly, as its output has it."""
-    code, state = job.state.exit_code, job.state.state
-    if not job.state.finished or state in ("COMPLETED", "UNKNOWN") or not job.run_dir.is_dir():
-        return []
-    if state in _BY_SLURM:
-        return [f"ended by Slurm: {state}"]
-    lines, _ = verdict.conclude(attempt(job.run_dir, code or 1, {"SLURM_JOB_ID": job.job_id.split("_")[0]}))
-    return lines
+def _lines(job: OurJob) -> list[tuple[str, str]]:
+    state, failure = job.state, outcome.failure(job)
+    lines = [("series", job.series or "")]
+    if job.chain:
+        lines.append(("chain", f"job {job.chain[0]} of {job.chain[1]}, each goes on where the one before stopped"))
+    lines += [
+        ("waits", outcome.waits_for(state)),
+        ("partition", state.partition),
+        ("hosts", state.hosts),
+        ("restarts", str(state.restarts or "")),
+    ]
+    existing = [path for path in job.outputs() if path.exists()]
+    lines += [("output", str(path)) for path in existing]
+    for number, text in enumerate(failure.lines if failure else ()):
+        lines.append(("" if number else "failure", text.strip()))
+    return [(name, text) for name, text in lines if text]

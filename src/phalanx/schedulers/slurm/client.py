@@ -13,28 +13,40 @@ from ...config.walltime import seconds
 from ...errors import PlanError, SchedulerError
 
 TIMEOUT = 60.0  # seconds for one call; slurmctld may be slow, but a command must not hang
-# Users' variables that change what the programs print.
-_FORMATS = re.compile(r"(SQUEUE|SINFO|SACCT|SCONTROL|SLURM_TIME_FORMAT|SLURM_BITSTR_LEN)")
+# Users' variables that change what the programs print, or which jobs they mean.
+_FORMATS = re.compile(r"(SQUEUE|SINFO|SACCT|SCONTROL|SCANCEL)_|SLURM_(TIME_FORMAT|BITSTR_LEN|DEBUG)")
 _JOB_ID = re.compile(r"^\s*(?:Submitted batch job )?(\d+)(?:;\S+)?(?: on cluster \S+)?\s*$", re.MULTILINE)
 # What sbatch says, and the setting behind it.
 _CAUSES = (
     ("invalid partition", "partition"),
-    ("invalid account", "account"),
+    ("not permitted to use this partition", "partition or account"),
+    ("partition configuration", "nodes, time or partition"),
+    ("invalid account", "account or partition"),
+    ("accounting/qos policy", "nodes, time or account: it is more than your account or QOS may use"),
     ("time limit", "time"),
     ("qos", "qos"),
-    ("node count", "nodes"),
     ("memory", "mem, mem_per_cpu or mem_per_gpu"),
-    ("generic resource", "gpus_per_node, gres or gpu_request"),
+    ("cpu count per node", "cpus_per_task or ntasks_per_node"),
+    ("more processors requested", "nodes, ntasks_per_node or cpus_per_task"),
+    ("node count", "nodes"),
+    ("node name", "nodelist or exclude"),
+    ("generic resource", "gpus_per_node, gpu_type, gres or gpu_request"),
+    ("trackable resource", "gpus_per_node, gpu_type, gres or gpu_request"),
     ("node configuration is not available", "nodes, cpus_per_task, gpus_per_node, mem or partition"),
+    ("feature", "constraint"),
     ("license", "licenses"),
     ("dependency", "dependency"),
     ("reservation", "reservation"),
+    ("unrecognized option", "sbatch_args, or an option that this version of Slurm has"),
 )
+_BAD_VALUE = re.compile(r"Invalid --([a-z-]+) specification")
+_DOWN = re.compile(r"unable to contact|connection refused|connect failure|timed out|unable to accept", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class Partition:
-    """What the largest node of a partition has; `seconds` is the longest time limit, None if there is none."""
+    """What the largest node of a partition has; `seconds` is the longest time limit, None if there is none;
+    `gpu_types` are those of all its nodes, where the site names them."""
 
     name: str
     default: bool
@@ -44,6 +56,7 @@ class Partition:
     gpus_per_node: int
     memory_mb: int
     seconds: int | None
+    gpu_types: tuple[str, ...] = ()
 
 
 def require(program: str) -> None:
@@ -64,7 +77,10 @@ def answers() -> bool:
 
 
 def submit(words: Sequence[str], environment: Mapping[str, str]) -> str:
-    """Hand a script to sbatch; returns the job's id. Raises SchedulerError with sbatch's words."""
+    """Hand a script to sbatch; returns the job's id. Raises SchedulerError with sbatch's words.
+
+    `environment` travels with the job as it is.
+    """
     done = run(["sbatch", "--parsable", *words], environment)
     found = _JOB_ID.findall(done.stdout)
     if done.returncode == 0 and found:
@@ -75,19 +91,34 @@ def submit(words: Sequence[str], environment: Mapping[str, str]) -> str:
 
 
 def _refusal(said: str) -> str:
-    settings = [setting for words, setting in _CAUSES if words in said.lower()]
-    hint = f"; to change: {settings[0]}" if settings else ""
+    value = _BAD_VALUE.search(said)
+    settings = [value[1].replace("-", "_")] if value else []
+    settings += [setting for words, setting in _CAUSES if words in said.lower()]
+    if _DOWN.search(said):
+        hint = (
+            "; Slurm's controller is down or busy. The job may be in the queue all the same: look with squeue --me "
+            "before submitting again"
+        )
+    else:
+        hint = f"; to change: {settings[0]}" if settings else ""
     return f"sbatch refused the job: {said}{hint}"
 
 
+def no_answer(program: str, said: str) -> SchedulerError:
+    """The error for a program that failed and `said` why, with what a broken connection means."""
+    hint = "; Slurm's controller is down or busy: try again later" if _DOWN.search(said) else ""
+    return SchedulerError(f"{program}: {said.strip() or 'failed without a word'}{hint}")
+
+
 def show_job(job_id: str) -> dict[str, str] | None:
-    """The fields of `scontrol show job`; None if Slurm doesn't know the job (any more)."""
+    """The fields of `scontrol show job`; None if Slurm doesn't know the job (any more). Of an array, those of one."""
     done = run(["scontrol", "show", "job", "-o", job_id])
     if done.returncode != 0:
         if "Invalid job id" in done.stderr:
             return None
-        raise SchedulerError(f"scontrol show job {job_id}: {done.stderr.strip()}")
-    return job_fields(done.stdout.splitlines()[0])
+        raise no_answer(f"scontrol show job {job_id}", done.stderr)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("JobId=")]
+    return job_fields(lines[0]) if lines else None
 
 
 def job_fields(line: str) -> dict[str, str]:
@@ -98,26 +129,30 @@ def job_fields(line: str) -> dict[str, str]:
 
 def partitions() -> list[Partition]:
     """All partitions, each by its largest node."""
-    done = run(["sinfo", "-h", "-N", "-o", "%P|%a|%c|%m|%l|%G"])
+    done = run(["sinfo", "-h", "-e", "-o", "%P|%a|%D|%c|%m|%l|%G"])
     if done.returncode != 0:
-        raise SchedulerError(f"sinfo: {done.stderr.strip()}")
+        raise no_answer("sinfo", done.stderr)
     found: dict[str, list[list[str]]] = {}
     for line in done.stdout.splitlines():
         name, *rest = line.strip().split("|")
-        found.setdefault(name, []).append(rest)
-    return [_partition(name, nodes) for name, nodes in found.items()]
+        if len(rest) == 6:
+            found.setdefault(name, []).append(rest)
+    return [_partition(name, groups) for name, groups in found.items()]
 
 
-def _partition(name: str, nodes: list[list[str]]) -> Partition:
+def _partition(name: str, groups: list[list[str]]) -> Partition:
+    """sinfo has a line for each group of equal nodes."""
+    gpus = [_gpus(group[5]) for group in groups]
     return Partition(
         name=name.rstrip("*"),
         default=name.endswith("*"),
-        up=nodes[0][0] == "up",
-        nodes=len(nodes),
-        cpus_per_node=max(_number(node[1]) for node in nodes),
-        gpus_per_node=max(_gpus(node[4]) for node in nodes),
-        memory_mb=max(_number(node[2]) for node in nodes),
-        seconds=_limit(nodes[0][3]),
+        up=groups[0][0] == "up",
+        nodes=sum(_number(group[1]) for group in groups),
+        cpus_per_node=max(_number(group[2]) for group in groups),
+        gpus_per_node=max(sum(count for _, count in kinds) for kinds in gpus),
+        memory_mb=max(_number(group[3]) for group in groups),
+        seconds=_limit(groups[0][4]),
+        gpu_types=tuple(dict.fromkeys(kind for kinds in gpus for kind, _ in kinds if kind)),
     )
 
 
@@ -133,31 +168,37 @@ def _number(text: str) -> int:
     return int(digits[0]) if digits else 0
 
 
-def _gpus(gres: str) -> int:
-    """`gpu:a100:4(S:0-1),shard:8` has four; a name without a number is one."""
-    total = 0
-    for match in re.finditer(r"(?:^|,)gpu(?::[^:,(]*[^:,(\d][^:,(]*)?(?::(\d+))?", gres):
-        total += int(match[1] or 1)
-    return total
+def _gpus(gres: str) -> list[tuple[str, int]]:
+    """Types and numbers: `gpu:a100:4(S:0-1),shard:8` has four of a100; one without a number is one."""
+    found = re.finditer(r"(?:^|,)gpu(?::([^:,(]*[^:,(\d][^:,(]*))?(?::(\d+))?(?=$|[,(])", gres)
+    return [(match[1] or "", int(match[2] or 1)) for match in found]
 
 
 def cancel(ids: Sequence[str]) -> None:
-    """End jobs; those that have ended already are no error."""
+    """End jobs; those that have ended already are no error. Raises SchedulerError with scancel's words."""
     done = run(["scancel", *ids])
-    if done.returncode != 0 and "Invalid job id" not in done.stderr:
-        raise SchedulerError(f"scancel: {done.stderr.strip()}")
+    ended = re.compile(r"Invalid job id specified|already complet", re.IGNORECASE)
+    refused = [line for line in done.stderr.splitlines() if line.strip() and not ended.search(line)]
+    if done.returncode != 0 and refused:
+        raise no_answer("scancel", "\n".join(refused))
 
 
 def run(
     words: Iterable[str], environment: Mapping[str, str] | None = None, timeout: float = TIMEOUT
 ) -> subprocess.CompletedProcess[str]:
+    """Call one of Slurm's programs; `environment` None: ours, less what would change its answer.
+
+    Raises PlanError if it isn't here, SchedulerError if it gives no answer in `timeout` seconds.
+    """
     words = list(words)
     require(words[0])
-    environ = {name: text for name, text in (environment or os.environ).items() if not _FORMATS.match(name)}
+    if environment is None:
+        plain = {name: text for name, text in os.environ.items() if not _FORMATS.match(name)}
+        environment = {**plain, "LC_ALL": "C", "SLURM_TIME_FORMAT": "standard"}
     try:
         return subprocess.run(
             words,
-            env={**environ, "LC_ALL": "C"} if environment is None else environ,
+            env=environment,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -166,6 +207,9 @@ def run(
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise SchedulerError(f"{words[0]} gave no answer in {timeout:g} s: Slurm's controller may be down") from None
+        also = "; the job may be in the queue all the same: look with squeue --me" if words[0] == "sbatch" else ""
+        raise SchedulerError(
+            f"{words[0]} gave no answer in {timeout:g} s: Slurm's controller is down or busy{also}"
+        ) from None
     except OSError as error:
         raise SchedulerError(f"{words[0]} can't be run: {error.strerror}") from None

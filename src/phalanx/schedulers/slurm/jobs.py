@@ -3,133 +3,215 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ...errors import PlanError, did_you_mean
-from . import states
-from .states import JobState
+from . import output, states
+from .states import JobState, base_id
 
-_TAIL = 64 * 1024  # bytes of a record file that are read for the progress
+_GONE = "GONE"  # neither Slurm nor its exit code tell how it ended
+_UNKNOWN = JobState("", "", "UNKNOWN", "Slurm was not asked")
 
 
 @dataclass(frozen=True)
 class OurJob:
-    """A job that was submitted for a run. `state` is Slurm's word, or what the run directory tells."""
+    """A job that was submitted for a run, or one task of an array. `state` is Slurm's word, or what the run
+    directory tells; `chain` is (number, of how many)."""
 
     job_id: str
     run_dir: Path
     name: str
     submitted: float
     series: str | None = None
-    state: JobState = field(default_factory=lambda: JobState("", "UNKNOWN"))
+    job_name: str = ""
+    nodes: int | None = None
+    chain: tuple[int, int] | None = None
+    state: JobState = field(default=_UNKNOWN)
 
     @property
-    def output(self) -> Path:
-        return self.run_dir / f"slurm-{self.job_id}.out"
+    def number(self) -> str:
+        """What Slurm counts by: %j, SLURM_JOB_ID."""
+        return self.state.number or self.job_id
+
+    def outputs(self) -> list[Path]:
+        """Where it prints, as its script asks; a second file is that of its errors. Nothing of it need exist."""
+        host = states.first_host(self.state.hosts)
+        known = output.of_batch_script(self.job_id, self.number, self.job_name, host)
+        run_dir = self.run_dir.parent if self.run_dir.name.startswith("array-") else self.run_dir
+        return output.files(run_dir, Path(self.state.work_dir or os.curdir), known)
 
 
 def known(root: Path) -> list[OurJob]:
     """All jobs that were submitted under a run root, oldest first."""
-    found = [job for path in root.glob("*/*/jobs/*.json") if (job := _read(path))]
-    found += [_by_hand(path) for path in root.glob("*/job-*") if path.is_dir()]
-    return sorted(found, key=lambda job: (job.submitted, int(job.job_id) if job.job_id.isdecimal() else 0))
+    found: dict[str, OurJob] = {}
+    for run_dir in _folders(_folders([root])):
+        notes = [job for path in _notes(run_dir) if (job := read_note(path))]
+        found |= {job.job_id: job for job in notes}
+        if re.fullmatch(r"job-\d+", run_dir.name) and not notes:
+            job = _by_hand(run_dir)
+            found.setdefault(job.job_id, job)
+    return sorted(found.values(), key=lambda job: (job.submitted, int(base_id(job.job_id))))
 
 
-def _read(path: Path) -> OurJob | None:
+def _folders(parents: Iterable[Path]) -> Iterator[Path]:
+    for parent in parents:
+        try:
+            with os.scandir(parent) as entries:
+                yield from [Path(entry.path) for entry in entries if entry.is_dir()]
+        except OSError:  # not there yet, or another user's
+            continue
+
+
+def _notes(run_dir: Path) -> list[Path]:
+    try:
+        with os.scandir(run_dir / "jobs") as entries:
+            return [Path(entry.path) for entry in entries if entry.name.endswith(".json") and entry.name[0] != "."]
+    except OSError:
+        return []
+
+
+def read_note(path: Path) -> OurJob | None:
+    """What was written down at the submission; None for what isn't such a note."""
     try:
         note: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return OurJob(note["job_id"], path.parents[1], note["name"], note["submitted"], note["series"])
-    except (OSError, ValueError, KeyError, TypeError):
+        if not states.is_id(note["job_id"]):
+            return None
+        return OurJob(
+            job_id=note["job_id"],
+            run_dir=path.parents[1],
+            name=note["name"],
+            submitted=float(note["submitted"]),
+            series=note.get("series"),
+            job_name=note.get("job_name") or note["name"],
+            nodes=note.get("nodes"),
+            chain=(note["chain"][0], note["chain"][1]) if note.get("chain") else None,
+        )
+    except (OSError, ValueError, KeyError, TypeError, IndexError):
         return None
 
 
 def _by_hand(run_dir: Path) -> OurJob:
     """A saved script that was submitted by `sbatch FILE` makes its own run directory."""
-    return OurJob(run_dir.name.removeprefix("job-"), run_dir, run_dir.parent.name, run_dir.stat().st_ctime)
+    name = run_dir.parent.name
+    return OurJob(run_dir.name.removeprefix("job-"), run_dir, name, run_dir.stat().st_ctime, job_name=name)
 
 
 def select(jobs: Sequence[OurJob], target: str) -> list[OurJob]:
-    """The jobs that a user means by a job id, a run's name, id or directory, or a series.
+    """The jobs that a user means by a job id, a run's name, id or directory, or a series; none if there are none.
 
-    A run's name means its newest run. Raises PlanError if there are none.
+    For one task of an array, its job with the task's id.
     """
+    if states.is_id(target):
+        whole = [job for job in jobs if job.job_id == base_id(target)]
+        if whole:
+            return [replace(job, job_id=target) for job in whole]
+    path = Path(target).expanduser().absolute()
     for matches in (
-        [job for job in jobs if job.job_id == target.split("_")[0]],
         [job for job in jobs if job.series == target],
-        [job for job in jobs if target in (job.run_dir.name, str(job.run_dir), f"{job.name}/{job.run_dir.name}")],
-        [job for job in jobs if job.run_dir == Path(target).expanduser().absolute()],
+        [job for job in jobs if target in (job.run_dir.name, f"{job.name}/{job.run_dir.name}") or job.run_dir == path],
+        [job for job in jobs if target in (job.name, job.job_name)],
     ):
         if matches:
             return matches
-    named = [job for job in jobs if job.name == target]
-    if named:
-        return [job for job in named if job.run_dir == named[-1].run_dir]
+    return []
+
+
+def elsewhere(job_id: str) -> OurJob | None:
+    """A job that Slurm knows, and whose run directory lies under another run root; None if Slurm knows no such job.
+
+    Raises PlanError if it isn't one of ours.
+    """
+    said = states.detail(job_id)
+    if said is None:
+        return None
+    # The run directory is the script's own folder and its argument.
+    match = re.fullmatch(r"(?P<dir>.+)/job\.sh (?P=dir)", said.command or "")
+    job = read_note(Path(match["dir"], "jobs", f"{said.base}.json")) if match else None
+    if job is None:
+        raise PlanError(
+            f"job {job_id} ({said.name}, {said.state}) was not submitted by phalanx, or its run directory is gone: "
+            f"use scontrol show job {job_id}, scancel {job_id}"
+        )
+    return replace(job, job_id=said.job_id if said.task else said.base)
+
+
+def unknown(jobs: Sequence[OurJob], target: str, root: Path) -> PlanError:
+    """The error for a target that is nothing here."""
     names = list(dict.fromkeys(job.name for job in reversed(jobs)))
-    listed = ", ".join(names[:5]) or "none"
-    raise PlanError(
-        f"no job, run or series {target!r} here: the newest runs are {listed}.{did_you_mean(target, names)} (run_root "
-        "says where run directories are)"
-    )
+    words = [*names, *dict.fromkeys(job.series for job in reversed(jobs) if job.series)]
+    ids = [job.job_id for job in jobs]
+    near = did_you_mean(target, ids if target.isdecimal() else words)
+    listed = f"the newest runs are {', '.join(names[:5])}; job ids {', '.join(ids[-5:])}" if jobs else "it has no jobs"
+    return PlanError(f"no job, run or series {target!r} in {root}: {listed}.{near} The setting run_root says where")
 
 
-def with_states(jobs: Sequence[OurJob], sacct: str = "auto") -> list[OurJob]:
-    """The jobs with their states; each task of an array becomes a job of its own."""
-    said = states.ask([job.job_id for job in jobs], sacct) if jobs else {}
-    return [one for job in jobs for one in _tasks(job, said.get(job.job_id, []))]
+def with_states(jobs: Sequence[OurJob], sacct: str = "auto", ask: bool = True) -> list[OurJob]:
+    """The jobs with their states; each task of an array becomes a job of its own.
+
+    `ask` False: as far as the run directories tell. Raises SchedulerError if Slurm doesn't answer.
+    """
+    said = states.ask(list(dict.fromkeys(base_id(job.job_id) for job in jobs)), sacct) if ask else {}
+    return [one for job in jobs for one in _entries(job, said.get(base_id(job.job_id), []), ask)]
 
 
-def _tasks(job: OurJob, said: list[JobState]) -> Iterator[OurJob]:
-    if not said:
-        yield _with(job, left_behind(job))
-    for state in said:
-        task = state.job_id.partition("_")[2]
-        folder = job.run_dir / f"array-{task}"
-        yield _with(job, state, folder if task.isdecimal() else job.run_dir)
+def _entries(job: OurJob, said: list[JobState], asked: bool) -> Iterator[OurJob]:
+    whole = base_id(job.job_id)
+    found = [replace(job, job_id=state.job_id, run_dir=_task_dir(job, state.task), state=state) for state in said]
+    found += _tasks_left_behind(job, {state.task for state in said}, asked)
+    found.sort(key=lambda one: int(re.findall(r"\d+", one.job_id)[-1]) if "[" not in one.job_id else 10**9)
+    if not found:
+        found = [replace(job, state=left_behind(job, whole, asked))]
+    meant = [one for one in found if one.job_id == job.job_id]
+    # A task that still waits has no entry of its own, but a part in `12_[4-9]`.
+    waiting = [replace(one, job_id=job.job_id) for one in found if "[" in one.job_id]
+    yield from found if job.job_id == whole else meant or waiting or found
 
 
-def _with(job: OurJob, state: JobState, run_dir: Path | None = None) -> OurJob:
-    return OurJob(state.job_id or job.job_id, run_dir or job.run_dir, job.name, job.submitted, job.series, state)
+def _task_dir(job: OurJob, task: str | None) -> Path:
+    return job.run_dir / f"array-{task}" if task and task.isdecimal() else job.run_dir
 
 
-def left_behind(job: OurJob) -> JobState:
-    """What the run directory tells of a job that Slurm has forgotten."""
-    exits, starts = (job.run_dir / "jobs" / f"{job.job_id}.{kind}" for kind in ("exit", "start"))
+def _tasks_left_behind(job: OurJob, known_tasks: set[str | None], asked: bool) -> Iterator[OurJob]:
+    """Tasks of an array that Slurm has forgotten."""
+    for folder in sorted(job.run_dir.glob("array-*"), key=lambda path: (len(path.name), path.name)):
+        task = folder.name.removeprefix("array-")
+        if task.isdecimal() and task not in known_tasks:
+            one = replace(job, job_id=f"{base_id(job.job_id)}_{task}", run_dir=folder)
+            numbers = [path.name.partition(".")[0] for path in folder.glob("jobs/*.start")]
+            yield replace(one, state=left_behind(one, numbers[-1] if numbers else "", asked))
+
+
+def left_behind(job: OurJob, number: str, asked: bool = True) -> JobState:
+    """What the run directory tells of a job that Slurm has forgotten, or wasn't `asked` about."""
+    start = job.run_dir / "jobs" / f"{number}.start"
+    code = _exit_code(start.with_suffix(".exit"), start)
+    if code is not None:
+        return JobState(job.job_id, number, "COMPLETED" if code == 0 else "FAILED", nodes=job.nodes, exit_code=code)
+    if not asked:
+        reason = "started" if start.exists() else "not started"
+        return JobState(job.job_id, number, "UNKNOWN", f"{reason}, as far as its run directory tells", job.nodes)
+    reason = "started, but left no exit code: ended by Slurm or killed" if start.exists() else "never started"
+    return JobState(job.job_id, number, _GONE, reason, job.nodes)
+
+
+def _exit_code(path: Path, start: Path) -> int | None:
+    """Of the last start; a job that was requeued has an older one too."""
     try:
-        code = int(exits.read_text())
+        code = int(path.read_text())
+        started = last_start(start)
+        return code if started is None or path.stat().st_mtime >= started else None
     except (OSError, ValueError):
-        gone = "it started and left no exit code" if starts.exists() else "it never started"
-        return JobState(job.job_id, "GONE", reason=gone)
-    return JobState(job.job_id, "COMPLETED" if code == 0 else "FAILED", exit_code=code)
+        return None
 
 
-def progress(run_dir: Path) -> str:
-    """`epoch 3, step 120, 4 s ago` from the end of rank 0's newest records; empty before the first step."""
-    files = sorted(run_dir.glob("records/0.*.jsonl"), key=lambda path: int(path.name.split(".")[1]))
-    for path in reversed(files):
-        for record in _last_records(path):
-            if "step" in record and "epoch" in record:
-                age = max(0, round(time.time() - record["time"]))
-                return f"epoch {record['epoch']}, step {record['step']}, {_age(age)} ago"
-    return ""
-
-
-def _last_records(path: Path) -> Iterator[dict[str, Any]]:
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - _TAIL))
-        lines = file.read().splitlines()
-    for line in reversed(lines):
-        try:
-            yield json.loads(line)
-        except ValueError:  # cut off by a reader's window or a killed writer
-            continue
-
-
-def _age(seconds: int) -> str:
-    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= 2 * size:
-            return f"{seconds // size} {unit}"
-    return f"{seconds} s"
+def last_start(path: Path) -> float | None:
+    """When the job last began, in Unix time: its script appends a line each time."""
+    try:
+        return float(path.read_text().split()[-1])
+    except (OSError, ValueError, IndexError):
+        return None
