@@ -14,7 +14,7 @@ from .plan import LOCAL_LAUNCHERS, RUN_DIR_UNKNOWN, Allocation, LaunchPlan
 from .program import Program
 from .registry import LAUNCHERS, load
 from .resources import Resources
-from .shell import Word
+from .shell import Word, word
 
 
 def make_plan(
@@ -180,7 +180,8 @@ def _environment(
     """What ranks get on top of the caller's environment."""
     # Without being told, an Accelerate script on the CPU takes each rank for a run of its own.
     accelerate = {"ACCELERATE_USE_CPU": "true"} if device == "cpu" else {}
-    environment: dict[str, Word] = {"PYTHONUNBUFFERED": "1", **accelerate, **_network(config), **config.env}
+    environment: dict[str, Word] = {"PYTHONUNBUFFERED": "1", **accelerate, **_network(config)}
+    environment |= {name: word(text) for name, text in config.env.items()}
     if threads is not None:
         environment["OMP_NUM_THREADS"] = threads
     if resources.cpus_per_rank is not None:

@@ -16,6 +16,13 @@ class Sh:
 
 Word = str | Sh
 
+MARK = "!sh "  # how a setting begins whose value is shell text: `!sh $HOME/x`, in YAML as a tag
+
+
+def word(setting: str) -> Word:
+    """A setting's text as what it means."""
+    return Sh(setting.removeprefix(MARK)) if setting.startswith(MARK) else setting
+
 
 def quote(word: Word) -> str:
     """One word as a POSIX shell reads it back."""

@@ -37,7 +37,8 @@ class Cell:
 
 MPIRUN_TORCHRUN = ("torchrun.start=mpirun",)
 CELLS = [
-    *(Cell(launcher, strategy, 2, (2, 2)) for launcher in ("torchrun", "srun", "mpirun") for strategy in ("ddp", "fsdp")),
+    *(Cell(launcher, "ddp", 2, (2, 2)) for launcher in ("torchrun", "srun", "mpirun")),
+    *(Cell(launcher, "fsdp", 2, (2, 2)) for launcher in ("torchrun", "srun", "mpirun")),
     *(Cell("torchrun+mpirun", strategy, 2, (2, 2), MPIRUN_TORCHRUN) for strategy in ("ddp", "fsdp")),
     *(Cell(launcher, "ddp", 1, (2,)) for launcher in ("torchrun", "srun", "mpirun")),
     *(Cell(launcher, "ddp", 4, (1, 1, 1, 1)) for launcher in ("torchrun", "srun", "mpirun")),

@@ -36,6 +36,7 @@ def directives(text):
     return {name: value for name, _, value in found}
 
 
+SITES = ("generic", "jsc", "vega", "lumi")
 CASES = {
     "torchrun": GPU_NODES,
     "srun": (*GPU_NODES, "launcher=srun", "mpi=pmix"),
@@ -54,9 +55,9 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_a_script_is_as_the_file_that_was_read_and_agreed_on(name, request):
-    text = script(*CASES[name])
+@pytest.mark.parametrize("name", [*CASES, *SITES])
+def test_a_script_is_as_the_file_that_was_read_and_agreed_on(name):
+    text = script(*CASES[name]) if name in CASES else script("nodes=2", "gpus_per_node=4", PHALANX_SITE=name)
     path = GOLDEN / f"{name}.sh"
     if os.environ.get("UPDATE_GOLDEN"):
         path.write_text(text)
@@ -223,6 +224,15 @@ def test_the_users_lines_stand_where_they_were_asked_for():
     order = [text.index(word) for word in ("set -o pipefail", "echo before", "echo file", "\nsrun ", "echo after")]
     assert order == sorted(order)
     assert script("exec_command=./start --all").count("srun") == 0
+
+
+def test_shell_values_are_the_batch_shells_and_all_others_are_not(batch_node):
+    done, seen = batch_node("nproc=1", "launcher=srun", "env.A=!sh $HOME/x y", "env.B=$HOME/x y", "tmpdir=!sh $PWD/t")
+    assert done.returncode == 0, done.stderr
+    variables = seen[0][1]
+    assert (variables["A"], variables["B"]) == ("/home/me/x y", "$HOME/x y")
+    assert Path(variables["TMPDIR"]).is_dir()
+    assert variables["TRITON_CACHE_DIR"] == f"{variables['TMPDIR']}/triton"
 
 
 def test_commands_that_are_no_python_script_run_once_a_rank(batch_node):

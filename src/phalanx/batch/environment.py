@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 
 from ..config.slurm_schema import ModulesSettings, ProxySettings
-from ..shell import Sh, Word, exports
+from ..shell import Sh, exports, word
 
 # Caches that would otherwise lie in $HOME or on a file system that all nodes share.
 _CACHES = {"TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor"}
@@ -25,13 +25,13 @@ def modules(settings: ModulesSettings) -> list[str]:
 def proxies(settings: ProxySettings) -> list[str]:
     """Each in both spellings, as programs differ in which they read."""
     variables = {"http_proxy": settings.http, "https_proxy": settings.https, "no_proxy": settings.no}
-    both = {spelt: value for name, value in variables.items() if value for spelt in (name, name.upper())}
+    both = {spelt: word(value) for name, value in variables.items() if value for spelt in (name, name.upper())}
     return ["# Proxies", *exports(both)] if both else []
 
 
-def tmpdir(folder: Word | None) -> list[str]:
+def tmpdir(folder: str | None) -> list[str]:
     """A node-local folder for temporary files and compiler caches; each rank makes it on its node."""
     if not folder:
         return []
     caches = {name: Sh(f"$TMPDIR/{leaf}") for name, leaf in _CACHES.items()}
-    return ["# Temporary files, on each node", *exports({"TMPDIR": folder, **caches}), 'mkdir -p "$TMPDIR"']
+    return ["# Temporary files, on each node", *exports({"TMPDIR": word(folder), **caches}), 'mkdir -p "$TMPDIR"']

@@ -94,20 +94,21 @@ def _rendezvous(plan: LaunchPlan) -> list[str]:
         return []
     return [
         "# The agents' meeting point: this node, and a port of the job's own below the ephemeral ones",
-        f"export PHALANX_RDZV_HOST={_head_address(plan)}",
-        'export PHALANX_RDZV_PORT="${MASTER_PORT:-}"',
+        f"PHALANX_RDZV_HOST={_head_address(plan)}",
+        'PHALANX_RDZV_PORT="${MASTER_PORT:-}"',
         "for try in 0 1 2 3 4 5 6 7; do",
         '  [ -z "${MASTER_PORT:-}" ] || break',
         "  PHALANX_RDZV_PORT=$((20000 + (SLURM_JOB_ID * 31 + try * 4001) % 12000))",
         '  (exec 3<>"/dev/tcp/127.0.0.1/$PHALANX_RDZV_PORT") 2>/dev/null || break  # nobody answers: it is free',
         "done",
+        "export PHALANX_RDZV_HOST PHALANX_RDZV_PORT",
     ]
 
 
 def _head_address(plan: LaunchPlan) -> str:
     config = plan.config
     if config.interface and not config.host_suffix:
-        device = shlex.quote(config.interface)
+        device = shlex.quote(config.interface.split(",")[0])
         return f'$(ip -o -4 addr show dev {device} | awk \'{{sub("/.*", "", $4); print $4; exit}}\')'
     return f'"${{SLURMD_NODENAME:-$(hostname)}}"{shlex.quote(config.host_suffix) if config.host_suffix else ""}'
 

@@ -12,8 +12,9 @@ from datetime import datetime
 from typing import Any, cast
 
 from ..errors import ConfigError
+from ..shell import MARK
 from .table import FREE, canonical, keys, nearest, sections
-from .text import SHELL_MARK, Plain, is_null
+from .text import Plain, is_null
 from .tree import Leaf, Path, Tree, find, grow, leaves, merge, show
 
 # Settings that are shell text: an unknown `${X}` is the shell's there.
@@ -128,7 +129,7 @@ class Resolver:
     def _text(self, text: str) -> Any:
         if "${" not in text:
             return text
-        if self._open[-1][0] in SHELL_TEXTS or text.startswith(SHELL_MARK):
+        if self._open[-1][0] in SHELL_TEXTS or text.startswith(MARK):
             return self._shell_text(text)
         kind = (
             Plain if isinstance(text, Plain) else str

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path as FilePath
 from typing import Any, cast
 
+from ..errors import ConfigError, did_you_mean
 from .convert import expected
 from .table import FREE, canonical, keys, nearest, refused, sections
 from .text import Plain, is_null
@@ -58,11 +59,26 @@ def profiles(environ: Mapping[str, str]) -> list[tuple[str, str]]:
     """The site profile and the user's own file, as (path, label), if there are any."""
     found = []
     if environ.get("PHALANX_SITE"):
-        found.append((environ["PHALANX_SITE"], "site profile "))
+        found.append((_site(environ["PHALANX_SITE"]), "site profile "))
     user = _user_file(environ)
     if user is not None and user.is_file():
         found.append((str(user), "user file "))
     return found
+
+
+def _site(name: str) -> str:
+    """A profile's path, or the path of the shipped one of that name."""
+    from ..sites import shipped
+
+    if "/" in name or name.endswith((".yaml", ".yml")) or FilePath(name).exists():
+        return name
+    known = shipped()
+    if name not in known:
+        raise ConfigError(
+            f"PHALANX_SITE={name!r}: no such profile; expected a file's path or one of {', '.join(known)}."
+            f"{did_you_mean(name, known)}"
+        )
+    return str(known[name])
 
 
 def _user_file(environ: Mapping[str, str]) -> FilePath | None:

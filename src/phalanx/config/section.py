@@ -6,8 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
+from ..shell import MARK
 from .convert import convert
-from .text import SHELL_MARK, free
+from .text import free
 
 Precision = Literal["fp32", "bf16", "fp16"]
 TextList = tuple[str, ...]
@@ -28,6 +29,6 @@ class Section(BaseModel):
     @classmethod
     def _from_text(cls, value: Any, info: ValidationInfo) -> Any:
         name = info.field_name or ""
-        if isinstance(value, str) and value.startswith(SHELL_MARK) and name not in _SHELL_VALUES:
+        if isinstance(value, str) and value.startswith(MARK) and name not in _SHELL_VALUES:
             raise ValueError(f"{name}: {value!r}: shell values (!sh) are for {', '.join(_SHELL_VALUES)} only")
         return free(value) if name == "params" else convert(value, cls.model_fields[name].annotation)

@@ -20,10 +20,6 @@ _NULL = frozenset({"", "~", "null", "Null", "NULL"})
 _BOOL = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
 
 
-# How a value that is shell text begins: `!sh $HOME/x`, in YAML as a tag.
-SHELL_MARK = "!sh "
-
-
 class Plain(str):
     """Text that was written without quotes, so that it may stand for a number, a bool or null."""
 

@@ -10,7 +10,8 @@ from typing import Any, TypeAlias, cast
 import yaml
 
 from ..errors import ConfigError
-from .text import SHELL_MARK, Plain, free, is_null
+from ..shell import MARK
+from .text import Plain, free, is_null
 from .tree import Branch, Leaf, Tree
 
 _PREFIX = "tag:yaml.org,2002:"
@@ -142,8 +143,8 @@ class _Builder:
     def _scalar(self, node: yaml.ScalarNode) -> str:
         if node.tag in _PLAIN_TAGS:
             return Plain(node.value)
-        if node.tag == SHELL_MARK.strip():
-            return SHELL_MARK + str(node.value)
+        if node.tag == MARK.strip():
+            return MARK + str(node.value)
         if node.tag != _TEXT:
             raise _Problem(f"the tag {node.tag!r} has no meaning here", node.start_mark)
         return str(node.value)

@@ -1,0 +1,76 @@
+#!/bin/bash
+#SBATCH --job-name=train
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=56
+#SBATCH --gpus-per-node=4
+#SBATCH --partition=standard-g
+#SBATCH --open-mode=append
+#SBATCH --chdir=/home/me/project
+# torchrun, ddp, ranks 2 x 4 (phalanx 0.1.0)
+
+set -o pipefail
+
+run_dir=${1:-/home/me/project/runs/train/job-${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}}
+export PHALANX_RUN_DIR="$run_dir${SLURM_ARRAY_TASK_ID:+/array-$SLURM_ARRAY_TASK_ID}"
+mkdir -p "$PHALANX_RUN_DIR/jobs" || exit
+date +%s >>"$PHALANX_RUN_DIR/jobs/$SLURM_JOB_ID.start"
+[ -e "$PHALANX_RUN_DIR/config.yaml" ] || cat >"$PHALANX_RUN_DIR/config.yaml" <<'END_OF_CONFIG'
+strategy: ddp
+END_OF_CONFIG
+
+# Modules
+module purge
+module load LUMI/24.03 partition/G rocm
+
+# Environment
+export PYTHONUNBUFFERED=1
+export NCCL_SOCKET_IFNAME=hsn0,hsn1,hsn2,hsn3
+export GLOO_SOCKET_IFNAME=hsn0,hsn1,hsn2,hsn3
+export PHALANX_INTERFACE=hsn0,hsn1,hsn2,hsn3
+export MIOPEN_USER_DB_PATH="/tmp/$USER-$SLURM_JOB_ID/miopen"
+export MIOPEN_CUSTOM_CACHE_DIR="/tmp/$USER-$SLURM_JOB_ID/miopen"
+export NCCL_NET_GDR_LEVEL=PHB
+export FI_CXI_ATS=0
+export OMP_NUM_THREADS=14
+export PHALANX_CPUS_PER_RANK=14
+export PHALANX_EXPECTED_WORLD_SIZE=8
+
+# Temporary files, on each node
+export TMPDIR="/tmp/$USER-$SLURM_JOB_ID"
+export TRITON_CACHE_DIR="$TMPDIR/triton"
+export TORCHINDUCTOR_CACHE_DIR="$TMPDIR/inductor"
+mkdir -p "$TMPDIR"
+
+# The agents' meeting point: this node, and a port of the job's own below the ephemeral ones
+PHALANX_RDZV_HOST=$(ip -o -4 addr show dev hsn0 | awk '{sub("/.*", "", $4); print $4; exit}')
+PHALANX_RDZV_PORT="${MASTER_PORT:-}"
+for try in 0 1 2 3 4 5 6 7; do
+  [ -z "${MASTER_PORT:-}" ] || break
+  PHALANX_RDZV_PORT=$((20000 + (SLURM_JOB_ID * 31 + try * 4001) % 12000))
+  (exec 3<>"/dev/tcp/127.0.0.1/$PHALANX_RDZV_PORT") 2>/dev/null || break  # nobody answers: it is free
+done
+export PHALANX_RDZV_HOST PHALANX_RDZV_PORT
+
+# Launch
+srun \
+  --nodes=2 \
+  --ntasks=2 \
+  --ntasks-per-node=1 \
+  --cpus-per-task=56 \
+  --kill-on-bad-exit=1 \
+  --cpu-bind=none \
+  bash -c 'exec \
+  /py/bin/python -m torch.distributed.run \
+  --nnodes 2 \
+  --rdzv-backend c10d \
+  --rdzv-endpoint "$PHALANX_RDZV_HOST":"$PHALANX_RDZV_PORT" \
+  --rdzv-conf is_host=$(($SLURM_NODEID == 0)),rank=$SLURM_NODEID \
+  --rdzv-id "$SLURM_JOB_ID.$SLURM_STEP_ID.${SLURM_RESTART_COUNT:-0}" \
+  --nproc-per-node 4 -m -- phalanx.worker train.py \
+  --lr 1e-3 '"'"'it'"'"'"'"'"'"'"'"'s $$5'"'"''
+status=$?
+[ "$status" -eq 0 ] || /py/bin/python -m phalanx.report_failure "$PHALANX_RUN_DIR" "$status" || status=$?
+
+echo "$status" >"$PHALANX_RUN_DIR/jobs/$SLURM_JOB_ID.exit"
+exit "$status"
