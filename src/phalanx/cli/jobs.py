@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..config import JobConfig, load_config
-from ..errors import UsageError
+from ..errors import PhalanxError, UsageError
 from ..schedulers.slurm import jobs, states
 from ..schedulers.slurm.jobs import OurJob
 from .options import Scanned, scan
@@ -82,5 +83,14 @@ def one(wanted: Wanted, command: str) -> OurJob:
     """
     if len(wanted.targets) != 1:
         raise UsageError(f"expected one job: phalanx {command} JOB; see phalanx {command} --help")
-    found = jobs.with_states(wanted.chosen(), wanted.config.sacct)
-    return next((job for job in reversed(found) if job.state.state != "PENDING"), found[-1])
+    found = with_states(wanted.chosen(), wanted.config.sacct)
+    return next((job for job in reversed(found) if job.began), found[-1])
+
+
+def with_states(chosen: list[OurJob], sacct: str) -> list[OurJob]:
+    """What Slurm says; if it doesn't answer, what the run directories tell, with a warning."""
+    try:
+        return jobs.with_states(chosen, sacct)
+    except PhalanxError as error:
+        print(f"warning: {error}; what follows is from the run directories alone", file=sys.stderr)
+        return jobs.with_states(chosen, ask=False)

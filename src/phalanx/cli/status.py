@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -12,11 +11,10 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from ..errors import PhalanxError
-from ..schedulers.slurm import jobs, outcome
+from ..schedulers.slurm import outcome
 from ..schedulers.slurm.jobs import OurJob
 from ..schedulers.slurm.states import JobState, base_id
-from .jobs import OPTIONS, Wanted, read
+from .jobs import OPTIONS, Wanted, read, with_states
 
 HELP = """\
 usage: phalanx status [JOB]...
@@ -39,7 +37,7 @@ def main(argv: Sequence[str]) -> int:
         print(HELP.format(options=OPTIONS))
         return 0
     chosen = wanted.chosen() if wanted.targets else wanted.all()[-_NEWEST:]
-    found = _with_states(chosen, wanted.config.sacct)
+    found = with_states(chosen, wanted.config.sacct)
     if "json" in wanted.scanned.flags:
         print(json.dumps([_as_dict(job) for job in found], indent=1))
     elif not found:
@@ -48,15 +46,6 @@ def main(argv: Sequence[str]) -> int:
         _table(found if wanted.targets else _summed_up(found))
         _details(found, wanted)
     return 0
-
-
-def _with_states(chosen: list[OurJob], sacct: str) -> list[OurJob]:
-    """What Slurm says; if it doesn't answer, what the run directories tell."""
-    try:
-        return jobs.with_states(chosen, sacct)
-    except PhalanxError as error:
-        print(f"warning: {error}; what follows is from the run directories alone", file=sys.stderr)
-        return jobs.with_states(chosen, ask=False)
 
 
 def _as_dict(job: OurJob) -> dict[str, Any]:
@@ -137,7 +126,7 @@ def _table(found: list[OurJob]) -> None:
 
 def _state(state: JobState) -> str:
     """With Slurm's reason where it tells something: of a job that failed it only repeats that it did."""
-    if state.reason and state.state in ("PENDING", "SUSPENDED", "REQUEUE_HOLD", "SPECIAL_EXIT", "GONE"):
+    if state.reason and state.state in ("PENDING", "SUSPENDED", "REQUEUE_HOLD", "SPECIAL_EXIT", "GONE", "UNKNOWN"):
         return f"{state.state} ({state.reason})"
     return f"{state.state} ({state.code})" if state.code else state.state
 
@@ -164,25 +153,32 @@ def _short(path: Path) -> str:
 
 
 def _details(found: list[OurJob], wanted: Wanted) -> None:
+    """Of many jobs, only of those that failed or wait in vain."""
     for job in found if wanted.targets else ():
-        print(f"\njob {job.job_id}")
-        for name, text in _lines(job):
+        lines = _troubles(job) if len(found) > _TASKS else _about(job) + _troubles(job)
+        lines = [(name, text) for name, text in lines if text]
+        print(f"\njob {job.job_id}" if lines else "", end="\n" if lines else "")
+        for name, text in lines:
             print(f"  {name:<10} {text}")
 
 
-def _lines(job: OurJob) -> list[tuple[str, str]]:
-    state, failure = job.state, outcome.failure(job)
+def _about(job: OurJob) -> list[tuple[str, str]]:
+    state = job.state
     lines = [("series", job.series or "")]
     if job.chain:
         lines.append(("chain", f"job {job.chain[0]} of {job.chain[1]}, each goes on where the one before stopped"))
     lines += [
-        ("waits", outcome.waits_for(state)),
         ("partition", state.partition),
         ("hosts", state.hosts),
         ("restarts", str(state.restarts or "")),
     ]
     existing = [path for path in job.outputs() if path.exists()]
-    lines += [("output", str(path)) for path in existing]
+    return lines + [("output", str(path)) for path in existing]
+
+
+def _troubles(job: OurJob) -> list[tuple[str, str]]:
+    failure = outcome.failure(job)
+    lines = [("waits", outcome.waits_for(job.state))]
     for number, text in enumerate(failure.lines if failure else ()):
         lines.append(("" if number else "failure", text.strip()))
-    return [(name, text) for name, text in lines if text]
+    return lines

@@ -15,6 +15,8 @@ from . import output, states
 from .states import JobState, base_id
 
 _GONE = "GONE"  # neither Slurm nor its exit code tell how it ended
+_NEVER_STARTED = "never started"
+_NOT_STARTED = "not started yet, or never"
 _UNKNOWN = JobState("", "", "UNKNOWN", "Slurm was not asked")
 
 
@@ -32,6 +34,11 @@ class OurJob:
     nodes: int | None = None
     chain: tuple[int, int] | None = None
     state: JobState = field(default=_UNKNOWN)
+
+    @property
+    def began(self) -> bool:
+        """Whether it has run, so that it may have printed."""
+        return self.state.state != "PENDING" and self.state.reason not in (_NEVER_STARTED, _NOT_STARTED)
 
     @property
     def number(self) -> str:
@@ -193,9 +200,9 @@ def left_behind(job: OurJob, number: str, asked: bool = True) -> JobState:
     if code is not None:
         return JobState(job.job_id, number, "COMPLETED" if code == 0 else "FAILED", nodes=job.nodes, exit_code=code)
     if not asked:
-        reason = "started" if start.exists() else "not started"
-        return JobState(job.job_id, number, "UNKNOWN", f"{reason}, as far as its run directory tells", job.nodes)
-    reason = "started, but left no exit code: ended by Slurm or killed" if start.exists() else "never started"
+        reason = "it has started, and not yet left an exit code" if start.exists() else _NOT_STARTED
+        return JobState(job.job_id, number, "UNKNOWN", reason, job.nodes)
+    reason = "left no exit code: ended by Slurm, or killed" if start.exists() else _NEVER_STARTED
     return JobState(job.job_id, number, _GONE, reason, job.nodes)
 
 

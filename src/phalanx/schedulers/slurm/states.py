@@ -101,7 +101,8 @@ def ask(ids: Sequence[str], sacct: str = "auto") -> dict[str, list[JobState]]:
     missing = [job_id for job_id in ids if all(state.task for state in found.get(base_id(job_id), []))]
     for state in _sacct(missing, must=sacct == "true") if missing and sacct != "false" else ():
         known = found.setdefault(state.base, [])
-        if not any(state.job_id == other.job_id for other in known) and (state.finished or not known):
+        # What an array's waiting part is now, squeue says better.
+        if all(_part(state) != _part(other) for other in known):
             known.append(state)
     return found
 
@@ -133,6 +134,10 @@ def _sacct(ids: Sequence[str], must: bool) -> list[JobState]:
     if done.returncode != 0 and must:
         raise client.no_answer("sacct (where it doesn't work, set sacct=false)", done.stderr)
     return from_sacct(done.stdout) if done.returncode == 0 else []
+
+
+def _part(state: JobState) -> str:
+    return "waiting" if state.task and not state.task.isdecimal() else state.job_id
 
 
 def _by_base(states: Iterable[JobState]) -> dict[str, list[JobState]]:
