@@ -97,7 +97,7 @@ def _build(path: Path, wanted: Wanted, python: Python) -> None:
     own = str(python_in(path))
     for number, words in enumerate(pip_steps(wanted, str(path))):
         if number == 1:
-            _refuse_cuda(own, words, wanted, environ)
+            refuse_cuda(own, words, wanted, environ)
         run([own, "-m", "pip", "install", *words], environ)
         if number == 1:
             (path / PIN).write_text("torch==%s\n" % _version_of(own, "torch", environ), encoding="utf-8")
@@ -118,7 +118,7 @@ def pip_steps(wanted: Wanted, venv: str) -> List[List[str]]:
         later = where + (["--extra-index-url", special] if special else [])
     given = ["--constraint", wanted.constraint] if wanted.constraint else []
     pinned = ["--constraint", os.path.join(venv, PIN), *given, *later]
-    own = [word for word in wanted.extras if word in own_extras(wanted.phalanx) and not is_horovod(word)]
+    own = ours(wanted)
     steps = [["--upgrade", "pip", *where], [TORCH, *given, *torch_where]]
     steps.append([with_extras(wanted.phalanx, ["torch", *own]), *pinned])
     for word in wanted.extras:
@@ -127,6 +127,12 @@ def pip_steps(wanted: Wanted, venv: str) -> List[List[str]]:
         elif word not in own:
             steps.append([word, *pinned])
     return [["--no-cache-dir", *step] for step in steps]
+
+
+def ours(wanted: Wanted) -> List[str]:
+    """Those of the extras that are Phalanx's own; Horovod needs more than an extra."""
+    known = own_extras()
+    return [word for word in wanted.extras if word in known and not is_horovod(word)]
 
 
 def is_horovod(requirement: str) -> bool:
@@ -159,13 +165,14 @@ def _is_checkout(folder: Path) -> bool:
     return project.is_file() and re.search(r'(?m)^name = "phalanx"$', project.read_text(encoding="utf-8")) is not None
 
 
-def own_extras(source: str) -> List[str]:
-    """Names of Phalanx's own extras, as far as `source` can be read."""
-    project = Path(source) / "pyproject.toml"
-    if project.is_file():
-        text = project.read_text(encoding="utf-8").partition("[project.optional-dependencies]")[2]
-        return re.findall(r"(?m)^(\w+) = \[", re.split(r"(?m)^\[", text)[0])
-    for metadata in Path(__file__).resolve().parent.parent.glob("phalanx-*.dist-info/METADATA"):
+def own_extras() -> List[str]:
+    """Names of Phalanx's own extras, from the checkout or the installation that this file lies in."""
+    package = Path(__file__).resolve().parent
+    if _is_checkout(package.parent.parent):
+        text = (package.parent.parent / "pyproject.toml").read_text(encoding="utf-8")
+        table = re.split(r"(?m)^\[", text.partition("[project.optional-dependencies]")[2])[0]
+        return re.findall(r"(?m)^(\w+) = \[", table)
+    for metadata in package.parent.glob("phalanx-*.dist-info/METADATA"):
         return re.findall(r"(?m)^Provides-Extra: (\S+)$", metadata.read_text(encoding="utf-8"))
     return []
 
@@ -196,7 +203,7 @@ def decided(name: str, environ: Mapping[str, str]) -> bool:
     return bool(environ.get(name) or environ.get(opposite))
 
 
-def _refuse_cuda(python: str, words: List[str], wanted: Wanted, environ: Dict[str, str]) -> None:
+def refuse_cuda(python: str, words: List[str], wanted: Wanted, environ: Dict[str, str]) -> None:
     """Ask pip which torch it would install before gigabytes of CUDA arrive where the CPU's was wanted."""
     if wanted.kind != "cpu" or wanted.torch_index_url:
         return
@@ -439,7 +446,7 @@ def parser(prog: Optional[str] = None) -> argparse.ArgumentParser:
     made.add_argument("--python", metavar="EXE", help="interpreter of the environment; unset: this or PATH's")
     made.add_argument("--index-url", metavar="URL", help="package index; unset: as pip is configured")
     made.add_argument("--torch-index-url", metavar="URL", help="package index of torch alone")
-    made.add_argument("--constraint", metavar="FILE", help="pip's constraints: versions to take")
+    made.add_argument("--constraint", "--pip-constraint", metavar="FILE", help="pip's constraints: versions to take")
     made.add_argument("--phalanx", metavar="WHAT", help="folder, wheel or URL of Phalanx; unset: where this is from")
     made.add_argument("--finish", action="store_true", help=argparse.SUPPRESS)  # the end of `phalanx env job`
     made.add_argument("--loaded", metavar="MODULES", help=argparse.SUPPRESS)

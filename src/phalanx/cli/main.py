@@ -18,6 +18,7 @@ COMMANDS = {
     "status": "show jobs, how far they are and how they ended",
     "logs": "show what a job or one of its ranks printed",
     "cancel": "end jobs, runs or whole series",
+    "env": "make a virtual environment, here or by a job on the nodes",
     "config": "show settings, their values and which layer set them",
 }
 _MODULES = {"generate-slurm": "submit"}

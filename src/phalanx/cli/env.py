@@ -1,0 +1,181 @@
+"""`phalanx env`: make a virtual environment here, or by a Slurm job on the nodes that will use it."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from .. import bootstrap
+from ..bootstrap import BootstrapError, Wanted
+from ..config import Loaded, load_config
+from ..environments.job import Build, build_plan, render_build
+from ..environments.wheelhouse import Target, check_use, fill
+from ..errors import PlanError, UsageError, did_you_mean
+from ..facts import gather
+from ..schedulers.slurm import client, submit
+from .options import Scanned, scan
+
+HELP = """\
+usage: phalanx env create --cpu|--gpu [PATH] [options]
+       phalanx env job [-c FILE]... [--cpu|--gpu] [options] [KEY=VALUE]... [PATH]
+
+create: make a virtual environment with torch and Phalanx here; PATH is .venv if not given. An existing one
+is never overwritten. phalanx env create --help shows its options; bootstrap.py does the same without Phalanx.
+
+job: write, save and submit the Slurm job that makes it on a node of the job file's, with the same modules,
+proxies, variables and lines before. PATH is the settings' venv if not given. What is built for: GPUs if the
+job file asks for some.
+
+      --preview            only print the script
+      --with EXTRA...      extras of Phalanx and packages, such as horovod, which is built after torch
+      --wheelhouse DIR     download here, into DIR, and install from DIR, without network, in the job
+      --python-version V   with --wheelhouse: the nodes' version of Python, such as 3.11; unset: this one's
+      --platform NAME      with --wheelhouse: the nodes' platform in pip's form, if it isn't this one's
+      --index-url URL      package index; unset: as pip is configured
+      --torch-index-url URL  package index of torch alone
+      --pip-constraint FILE  pip's constraints: versions to take
+      --phalanx WHAT       folder, wheel or URL of Phalanx; unset: where this one is from
+      --python EXE         interpreter of the environment; unset: the first fit one of the node"""
+
+_VALUED = ("wheelhouse", "python-version", "platform", "index-url", "torch-index-url", "pip-constraint", "phalanx")
+_ACTIONS = ("create", "job")
+
+
+def main(argv: Sequence[str]) -> int:
+    """`argv` without `env`; the result is the exit code."""
+    action, rest = (argv[0], list(argv[1:])) if argv else ("", [])
+    if action in ("-h", "--help") or (action == "job" and {"-h", "--help"} & set(rest)):
+        print(HELP)
+        return 0
+    if action not in _ACTIONS:
+        said = f"unknown action {action!r}" if action else "no action given"
+        raise UsageError(f"{said}: expected phalanx env create or phalanx env job.{did_you_mean(action, _ACTIONS)}")
+    try:
+        if action == "create":
+            bootstrap.carry_out(rest, "phalanx env create")
+        else:
+            _job(rest)
+    except BootstrapError as error:
+        raise PlanError(str(error)) from None
+    return 0
+
+
+def _job(argv: list[str]) -> None:
+    words, extras = split_extras(argv)
+    scanned = _scan(words)
+    loaded = load_config(scanned.files, scanned.overrides, os.environ)
+    job, build = job_of(loaded, scanned, extras)
+    for note in loaded.notes:
+        print(f"note: {note}", file=sys.stderr)
+    config = job.loaded.config
+    if "preview" in scanned.flags or not (config.save_script or config.submit_job):
+        sys.stdout.write(job.script)
+        return
+    bootstrap.check_target(Path(build.venv))
+    if config.submit_job:
+        client.require("sbatch")
+    if build.wanted.wheelhouse:
+        _download(build, scanned, extras)
+    script = submit.save(job) if config.save_script else None
+    if script is not None:
+        print(f"script: {script}", file=sys.stderr)
+    if config.submit_job:
+        print(_submit(job, script), flush=True)
+
+
+def split_extras(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The words without those of `--with EXTRA...`, which end at an option or a setting; and those."""
+    rest: list[str] = []
+    extras: list[str] = []
+    taking = False
+    for word in argv:
+        if word == "--with" or word.startswith("--with="):
+            taking = word == "--with"
+            extras += [] if taking else [word.removeprefix("--with=")]
+        elif taking and not word.startswith("-") and not re.match(r"[\w.-]+=[^=]", word):
+            extras.append(word)
+        else:
+            taking = False
+            rest.append(word)
+    return rest, extras
+
+
+def _scan(words: list[str]) -> Scanned:
+    """PATH may stand anywhere among the options."""
+    flags = ("preview", "cpu", "gpu")
+    scanned = scan(words, script=True, flags=flags, valued=_VALUED)
+    if scanned.args:
+        path = scanned.script
+        start = len(words) - len(scanned.args) - 1
+        scanned = replace(
+            scan(words[:start] + words[start + 1 :], script=False, flags=flags, valued=_VALUED), script=path
+        )
+    if {"cpu", "gpu"} <= scanned.flags:
+        raise UsageError("--cpu and --gpu: give one of them")
+    for name in ("python-version", "platform"):
+        if name in scanned.values and "wheelhouse" not in scanned.values:
+            raise UsageError(f"--{name} says whose wheels are downloaded: give --wheelhouse DIR too")
+    return scanned
+
+
+def job_of(loaded: Loaded, scanned: Scanned, extras: Sequence[str]) -> tuple[submit.Job, Build]:
+    """The job as it would be submitted; writes nothing. Raises UsageError without a PATH, PlanError."""
+    config = loaded.config
+    path = scanned.script or config.venv
+    if not path:
+        raise UsageError("no PATH given: expected phalanx env job [options] PATH, or venv in the settings")
+    facts = gather(os.environ)
+    venv = os.path.normpath(Path(facts.cwd, path).expanduser())
+    plan = build_plan(config, facts, venv)
+    kind = next(iter({"cpu", "gpu"} & scanned.flags), None) or _kind(loaded, plan.gpus_per_node)
+    wanted = _wanted(scanned, extras, kind, offline=True)
+    build = Build(venv, wanted, config.python, _version(scanned) if wanted.wheelhouse else None)
+    before = submit._file(config.pre_exec_file, "pre_exec_file", plan.cwd)
+    script = render_build(plan, build, config, before)
+    return submit.Job(replace(loaded, config=plan.config), plan, script), build
+
+
+def _kind(loaded: Loaded, gpus: int | None) -> str:
+    return "gpu" if gpus and loaded.config.device != "cpu" else "cpu"
+
+
+def _wanted(scanned: Scanned, extras: Sequence[str], kind: str, offline: bool) -> Wanted:
+    """As `phalanx env create` understands the same options; a wheelhouse has one version of each package already."""
+    words = [f"--{kind}"]
+    offline = offline and "wheelhouse" in scanned.values
+    for name in ("wheelhouse",) if offline else ("index-url", "torch-index-url", "pip-constraint", "phalanx"):
+        if name in scanned.values:
+            words += [f"--{name}={scanned.values[name]}"]
+    words += ["--with", *extras] if extras else []
+    return bootstrap.wanted_of(bootstrap.parser().parse_args(words))
+
+
+def _version(scanned: Scanned) -> str:
+    version = scanned.values.get("python-version", f"{sys.version_info[0]}.{sys.version_info[1]}")
+    if not re.fullmatch(r"3\.\d+", version):
+        raise UsageError(f"--python-version {version!r}: expected a version such as 3.11")
+    return version
+
+
+def _download(build: Build, scanned: Scanned, extras: Sequence[str]) -> None:
+    folder = Path(str(build.wanted.wheelhouse))
+    target = Target(str(build.version), scanned.values.get("platform"))
+    check_use(folder, build.wanted.kind, target)
+    python = bootstrap.find_python(sys.executable)
+    fill(folder, _wanted(scanned, extras, build.wanted.kind, offline=False), target, python)
+
+
+def _submit(job: submit.Job, script: Path | None) -> str:
+    """The job's id. Raises SchedulerError with sbatch's words."""
+    environment = submit.submission_environment(job.script)
+    if script is not None:
+        return client.submit([str(script)], environment)
+    with tempfile.TemporaryDirectory() as folder:
+        unsaved = Path(folder, "job.sh")
+        unsaved.write_text(job.script, encoding="utf-8")
+        return client.submit([str(unsaved)], environment)
