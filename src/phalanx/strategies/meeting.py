@@ -22,7 +22,7 @@ log = logging.getLogger("phalanx")
 
 PATIENCE = 30.0  # seconds until a waiting rank says so
 LIMIT = 1800.0  # seconds until it gives up, as torch's own collectives do
-GOODBYE = 60.0  # seconds that rank 0 waits for others at the end of the run
+GOODBYE = 10.0  # seconds that rank 0 waits for others at the end of the run
 _LOOK = 1.0  # seconds between looks for ranks that have left
 
 
