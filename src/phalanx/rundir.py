@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
 import time
 from pathlib import Path
 
@@ -33,6 +34,16 @@ def new_run_dir(root: str | Path, name: str) -> Path:
     except OSError as error:
         raise PlanError(f"cannot make the run directory {path}: {error.strerror}; set run_root=DIR") from None
     return path
+
+
+def discard(run_dir: Path) -> None:
+    """Remove a run directory in which nothing ran, and the folders above it that were made for it alone."""
+    shutil.rmtree(run_dir, ignore_errors=True)
+    for folder in (run_dir.parent, run_dir.parent.parent):
+        try:
+            folder.rmdir()
+        except OSError:  # others' runs are in it
+            return
 
 
 def find_run_dir(root: str | Path, name: str, target: str) -> Path:

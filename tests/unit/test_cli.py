@@ -157,7 +157,7 @@ def test_a_launcher_that_cannot_be_executed_leaves_no_run_directory(tmp_path, ca
     python.chmod(0o755)
     assert main(["run", "--venv", str(tmp_path / "venv"), "s.py"]) == 2
     assert f"error: cannot start {python}" in capsys.readouterr().err
-    assert list((tmp_path / "runs/s").iterdir()) == []
+    assert not (tmp_path / "runs").exists()
 
 
 def test_without_torch_the_extra_is_named(tmp_path, capsys, monkeypatch):

@@ -148,7 +148,7 @@ def test_mpirun_places_ranks_by_node_unbound_with_the_variables_that_are_set(tmp
 def test_mpirun_starts_an_agent_a_node_which_learns_its_node_from_mpi():
     words = render(plan("nodes=2", "nproc=4", "torchrun.start=mpirun").command)
     assert words.startswith("mpirun -np 2 --map-by ppr:1:node --bind-to none ")
-    assert 'rank=$OMPI_COMM_WORLD_RANK' in words
+    assert "rank=$OMPI_COMM_WORLD_RANK" in words
 
 
 def test_one_process_on_slurm_is_a_step_too():

@@ -64,9 +64,10 @@ def _explain(loaded: Loaded) -> None:
 
 
 def _rows(loaded: Loaded) -> list[tuple[str, Any]]:
-    from ..config.saved import entries
+    from ..config.saved import entries, is_idle
 
-    return [(".".join(path), value) for path, value in entries(loaded.config.model_dump())]
+    found = entries(loaded.config.model_dump())
+    return [(".".join(path), value) for path, value in found if not is_idle(path, value)]
 
 
 def _show(value: Any) -> str:

@@ -23,9 +23,6 @@ SHELL_TEXTS = ("before", "after", "exec_command", "training_cmd")
 _OPENING = re.compile(r"(?P<escapes>\\*)\$\{")
 
 
-_SHELL_REFERENCE = re.compile(r"(?<!\\)\$\{([A-Za-z_][^{}$]*)\}")
-
-
 def escape(text: str) -> str:
     r"""`text` with each `${` written so that it stays as it is."""
     return _OPENING.sub(lambda match: "\\" * (2 * len(match["escapes"]) + 1) + "${", text)
@@ -140,15 +137,16 @@ class Resolver:
         return kind("".join(self._piece(*piece) for piece in pieces))
 
     def _shell_text(self, text: str) -> str:
-        """`${X}` that is neither a setting nor `oc.env:` or `now:` stays, and so does one that is escaped."""
+        """`${X}` that is neither a setting nor `oc.env:` or `now:` stays as it is."""
+        return "".join(
+            self._piece(known, inner) if not known or self._is_ours(inner) else f"${{{inner}}}"
+            for known, inner in split(text)
+        )
 
-        def replace(match: re.Match[str]) -> str:
-            inner = match[1]
-            path = canonical(tuple(inner.split(".")))
-            ours = ".".join(path) in keys() or find(self.tree, path) is not None
-            return self._piece(True, inner) if ours or inner.startswith(("oc.env:", "now:")) else match[0]
-
-        return _SHELL_REFERENCE.sub(replace, text)
+    def _is_ours(self, inner: str) -> bool:
+        path = canonical(tuple(inner.split(".")))
+        ours = ".".join(path) in keys() or find(self.tree, path) is not None
+        return ours or inner.startswith(("oc.env:", "now:"))
 
     def _piece(self, interpolated: bool, text: str) -> str:
         if not interpolated:

@@ -38,12 +38,17 @@ def chosen(loaded: Loaded, keep: Callable[[str], bool] = lambda _: True) -> dict
     picked: dict[str, Any] = {}
     for path, value in entries(loaded.config.model_dump()):
         key = ".".join(path)
-        if keep(loaded.origins.get(key, DEFAULT)):
+        if not is_idle(path, value) and keep(loaded.origins.get(key, DEFAULT)):
             section = picked
             for name in path[:-1]:
                 section = section.setdefault(name, {})
             section[path[-1]] = value
     return picked
+
+
+def is_idle(path: Path, value: Any) -> bool:
+    """sbatch's own options are listed only where they are used: there are about eighty."""
+    return path[0] == "sbatch" and value is None
 
 
 def entries(settings: Mapping[str, Any], path: Path = ()) -> list[tuple[Path, Any]]:

@@ -16,7 +16,7 @@ from .. import shell
 from ..config import RESERVED, Loaded, save_run_config
 from ..errors import MissingExtraError, PlanError
 from ..plan import LOCAL_LAUNCHERS, LaunchPlan
-from ..rundir import find_run_dir, new_run_dir, write_atomic
+from ..rundir import discard, find_run_dir, new_run_dir, write_atomic
 from . import process, verdict
 from .source import save_source
 
@@ -57,7 +57,7 @@ def _removed_unless_started(new: Path | None) -> Iterator[None]:
         yield
     except (OSError, PlanError, KeyboardInterrupt) as error:
         if new is not None and not (new / "logs").exists():
-            shutil.rmtree(new, ignore_errors=True)
+            discard(new)
         if isinstance(error, OSError):
             raise PlanError(f"cannot write the run directory: {error}") from None
         raise

@@ -28,21 +28,26 @@ def save_source(script: Path, run_dir: Path) -> None:
     write_atomic(run_dir / "source.json", json.dumps(source, indent=1))
 
 
-def save_snapshot(folder: Path, run_dir: Path) -> None:
-    """Copy the tracked files of the repository around `folder`, as they are now, into `snapshot/`; `workdir` is the
-    copy of `folder`. Raises PlanError where git tracks nothing."""
+def tracked(folder: Path) -> tuple[Path, list[str]]:
+    """The top of the repository around `folder`, and the files that git tracks there. Raises PlanError if none."""
     top = (_git(folder, "rev-parse", "--show-toplevel") or "").rstrip("\n")
     names = _git(folder, "ls-files", "-z", "--full-name", "--", ":/") if top else None
     if not names:
-        raise PlanError(f"snapshot=true copies the files that git tracks, and {folder} has none: commit, or unset it")
+        raise PlanError(f"snapshot=true copies the files that git tracks, and {folder} has none: git add, or unset it")
+    return Path(top), [name for name in names.split("\0") if name]
+
+
+def save_snapshot(folder: Path, run_dir: Path) -> None:
+    """Copy the tracked files around `folder`, as they are now, into `snapshot/`; `workdir` is the copy of `folder`."""
+    top, names = tracked(folder)
     target = run_dir / "snapshot"
-    for name in filter(None, names.split("\0")):
-        source = Path(top, name)
+    for name in names:
+        source = top / name
         if source.is_symlink() or source.is_file():  # one that was deleted since is not in the tree either
             copy = target / name
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(source, copy, follow_symlinks=False)
-    here = target / folder.resolve().relative_to(Path(top).resolve())
+    here = target / folder.resolve().relative_to(top.resolve())
     here.mkdir(parents=True, exist_ok=True)
     (run_dir / "workdir").symlink_to(here)
 

@@ -19,9 +19,9 @@ from ...facts import Facts
 from ...plan import LaunchPlan
 from ...planner import make_plan
 from ...program import Program
-from ...rundir import find_run_dir, new_run_dir, write_atomic
+from ...rundir import discard, find_run_dir, new_run_dir, write_atomic
 from ..local import without_other_launches
-from ..source import save_snapshot, save_source
+from ..source import save_snapshot, save_source, tracked
 from . import client
 
 _RUNS_ON = "slurm-%j.out"
@@ -87,6 +87,8 @@ def save(job: Job) -> Path:
 def check(job: Job) -> None:
     """What would fail only after hours in the queue; raises PlanError."""
     plan = job.plan
+    if plan.config.snapshot:
+        tracked(Path(plan.cwd))
     if plan.script is not None and not Path(plan.cwd, plan.script).is_file():
         raise PlanError(
             f"there is no script {plan.script!r} in {plan.cwd}: give the path of a python file (--force submits all "
@@ -129,7 +131,7 @@ def submit(job: Job, ids: list[str], chain: int = 1, series: str | None = None) 
             _note_job(job, run_dir, after, series, (link + 1, chain) if chain > 1 else None)
     except BaseException:
         if not old and after is None:
-            shutil.rmtree(run_dir, ignore_errors=True)
+            discard(run_dir)
         raise
     return run_dir
 

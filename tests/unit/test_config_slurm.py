@@ -1,0 +1,202 @@
+"""Settings of Slurm jobs: names, aliases, forms of time, what excludes what, and shell text."""
+
+import pytest
+
+from phalanx.config import load_config
+from phalanx.config.saved import run_config_text
+from phalanx.config.walltime import seconds
+from phalanx.errors import ConfigError
+
+
+def config(*overrides, **files):
+    return load_config((), overrides, {}).config
+
+
+def from_yaml(tmp_path, text, *overrides):
+    file = tmp_path / "job.yaml"
+    file.write_text(text)
+    return load_config([file], overrides, {})
+
+
+def fault(tmp_path, text, *overrides):
+    with pytest.raises(ConfigError) as caught:
+        from_yaml(tmp_path, text, *overrides)
+    return str(caught.value)
+
+
+# From sbatch's manual: acceptable formats of --time.
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("90", 90 * 60),
+        ("30:00", 30 * 60),
+        ("12:00:00", 12 * 3600),
+        ("00:30:00", 1800),
+        ("1-12", 36 * 3600),
+        ("1-12:30", 36 * 3600 + 30 * 60),
+        ("1-12:30:15", 36 * 3600 + 30 * 60 + 15),
+        ("UNLIMITED", None),
+        ("infinite", None),
+    ],
+)
+def test_time_limits_are_read_as_slurm_reads_them_and_stay_as_written(tmp_path, text, expected):
+    assert seconds(text) == expected
+    assert from_yaml(tmp_path, f"time: {text}\n").config.time == text
+    assert config(f"slurm.time={text}").time == text
+
+
+@pytest.mark.parametrize("text", ["12h", "1:2:3:4", "-5", "1-", "", "12:00:00 pm", "1e3", "1.5"])
+def test_what_is_no_time_limit_is_refused_with_the_forms(tmp_path, text):
+    if text:
+        assert "D-HH" in fault(tmp_path, f"time: '{text}'\n")
+    with pytest.raises(ValueError, match="HH:MM:SS"):
+        seconds(text)
+
+
+def test_any_option_of_sbatch_is_a_setting_by_its_name(tmp_path):
+    loaded = from_yaml(
+        tmp_path, "qos: high\nexclusive: true\nrequeue: true\nmail-type: END,FAIL\nslurm:\n  time: 30:00\n"
+    )
+    assert (loaded.config.sbatch.qos, loaded.config.sbatch.exclusive) == ("high", "true")
+    assert (loaded.config.sbatch.requeue, loaded.config.sbatch.mail_type) == (True, "END,FAIL")
+    assert loaded.config.time == "30:00"
+    assert from_yaml(tmp_path, "qos: high\nname: a-${qos}\n").config.name == "a-high"
+
+
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [("qoss", ["'qoss'", "'qos'"]), ("wrap", ["training_cmd"]), ("test_only", ["--preview"]), ("wait", ["--wait"])],
+)
+def test_options_that_sbatch_lacks_or_a_job_file_cannot_mean_are_refused(tmp_path, key, words):
+    said = fault(tmp_path, f"{key}: x\n")
+    for word in words:
+        assert word in said
+
+
+ITWINAI = """\
+job_name: my_job
+num_nodes: 2
+num_tasks: 2
+num_tasks_per_node: 1
+gpus_per_node: 4
+cpus_per_task: 16
+memory: 64G
+time: 01:00:00
+partition: gpu
+account: 0123
+std_out: logs/${job_name}.out
+std_err: logs/${job_name}.err
+dist_strat: ddp
+python_venv: .venv
+pre_exec_command: "ulimit -c 0"
+training_cmd: "itwinai exec --name={config_name} +pipe_key={pipe_key} s={dist_strat} n=${num_nodes} $HOME ${SCRATCH}"
+config_name: config.yaml
+pipe_key: training
+scalability_nodes: "1, 2, 4"
+save_script: false
+submit_job: false
+py_spy: false
+profiling_sampling_rate: 10
+debug: true
+"""
+
+
+def test_a_job_file_of_itwinai_loads_unchanged(tmp_path):
+    loaded = from_yaml(tmp_path, ITWINAI)
+    settings = loaded.config
+    assert (settings.nodes, settings.ntasks, settings.ntasks_per_node, settings.gpus_per_node) == (2, 2, 1, 4)
+    assert (settings.mem, settings.time, settings.account) == ("64G", "01:00:00", "0123")
+    assert (settings.output, settings.error) == ("logs/my_job.out", "logs/my_job.err")
+    assert (settings.strategy, settings.venv, settings.before) == ("ddp", ".venv", "ulimit -c 0")
+    assert settings.training_cmd == ("itwinai exec --name=config.yaml +pipe_key=training s=ddp n=2 $HOME ${SCRATCH}")
+    assert settings.scalability_nodes == (1, 2, 4)
+    for key in ("py_spy", "profiling_sampling_rate", "debug"):
+        assert any(note.startswith(key) for note in loaded.notes)
+
+
+@pytest.mark.parametrize("key", ["mem", "mem_per_cpu", "mem_per_gpu"])
+def test_of_slurms_three_ways_to_ask_for_memory_the_higher_layer_has_its_way(tmp_path, key):
+    loaded = from_yaml(tmp_path, "mem: 10G\n", f"{key}=2G")
+    given = {name: getattr(loaded.config, name) for name in ("mem", "mem_per_cpu", "mem_per_gpu")}
+    assert {name: value for name, value in given.items() if value} == {key: "2G"}
+    assert any("mem='10G'" in note for note in loaded.notes) == (key != "mem")
+
+
+def test_two_ways_in_one_file_contradict_each_other(tmp_path):
+    said = fault(tmp_path, "mem: 10G\nmem_per_cpu: 1G\n")
+    assert "job.yaml:1" in said
+    assert "job.yaml:2" in said
+
+
+def test_modules_keep_the_order_in_which_they_were_written(tmp_path):
+    text = "modules:\n  purge: force\n  load: [b, a]\n  unload: [c]\n  use: /x\n"
+    assert from_yaml(tmp_path, text).config.modules.steps == [
+        ("purge", ("force",)),
+        ("load", ("b", "a")),
+        ("unload", ("c",)),
+        ("use", ("/x",)),
+    ]
+
+
+def test_lines_may_be_a_list(tmp_path):
+    assert from_yaml(tmp_path, "before: [echo a, 'echo ${X}']\n").config.before == "echo a\necho ${X}"
+
+
+def test_shell_text_keeps_the_shells_own_references_and_resolves_ours(tmp_path, monkeypatch):
+    text = "before: 'echo $X ${X} $(date) ${nodes} ${oc.env:HOME_OF}'\nnodes: 3\n"
+    file = tmp_path / "a.yaml"
+    file.write_text(text)
+    loaded = load_config([file], (), {"HOME_OF": "/h"})
+    assert loaded.config.before == "echo $X ${X} $(date) 3 /h"
+    assert "X" in fault(tmp_path, "name: a-${X}\n")
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("a.py --n {nodes} {strategy}", "a.py --n 2 fsdp"),
+        ("a.py {fsdp.replicate} {num_nodes}", "a.py 1 2"),
+        ("a.py {other} {a,b} ${x} {}", "a.py {other} {a,b} ${x} {}"),
+        ("python -c 'print({1: 2})'", "python -c 'print({1: 2})'"),
+    ],
+)
+def test_braces_in_training_cmd_are_exact_names_of_settings(command, expected):
+    assert config("nodes=2", "strategy=fsdp", f"training_cmd={command}").training_cmd == expected
+
+
+def test_an_unset_setting_in_training_cmd_is_an_error():
+    with pytest.raises(ConfigError, match="pipe_key is unset"):
+        config("training_cmd=a.py {pipe_key}")
+
+
+def test_shell_values_are_marked_and_come_back_from_a_run_directory(tmp_path):
+    loaded = from_yaml(tmp_path, "env:\n  A: !sh ${HOME}/x\n  B: ${HOME_}\n".replace("${HOME_}", "plain"))
+    assert loaded.config.env == {"A": "!sh ${HOME}/x", "B": "plain"}
+    again = tmp_path / "config.yaml"
+    again.write_text(run_config_text(loaded))
+    assert load_config([again], (), {}).config.env == loaded.config.env
+    assert "!sh" in fault(tmp_path, "partition: !sh $P\n")
+
+
+def test_a_member_of_a_series_resolves_references_anew_and_says_what_it_replaced(tmp_path):
+    file = tmp_path / "job.yaml"
+    file.write_text("nodes: 4\noutput: ${job_name}-${nodes}.out\njob_name: base\n")
+    loaded = load_config([file], ["nodes=3"], {}, member={"nodes": "2", "job_name": "m"}, member_origin="--mode runall")
+    assert (loaded.config.nodes, loaded.config.output) == (2, "m-2.out")
+    assert any("nodes='3' (command line)" in note and "--mode runall" in note for note in loaded.notes)
+
+
+@pytest.mark.parametrize("value", ["1, 2, 4", "[1, 2, 4]", "1,2,4"])
+def test_numbers_of_nodes_are_a_list_however_written(value):
+    assert config(f"scalability_nodes={value}").scalability_nodes == (1, 2, 4)
+
+
+@pytest.mark.parametrize("value", ["", "0", "1,x", "-1"])
+def test_other_numbers_of_nodes_are_refused(value):
+    with pytest.raises(ConfigError, match="scalability_nodes"):
+        config(f"scalability_nodes={value}")
+
+
+def test_use_ray_is_the_launcher_of_that_name_unless_one_is_set():
+    assert config("use_ray=true").launcher == "ray"
+    assert config("use_ray=true", "launcher=srun").launcher == "srun"

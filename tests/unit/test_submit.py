@@ -1,0 +1,243 @@
+"""`phalanx submit` with stand-ins for Slurm: what is printed, saved and handed over, and what is refused before."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from phalanx.errors import PlanError
+from phalanx.schedulers.slurm.client import Partition, job_fields
+from phalanx.schedulers.slurm.limits import check_limits, megabytes
+from phalanx.schedulers.slurm.submit import submission_environment
+
+SBATCH = r"""#!/bin/bash
+n=$(($(cat "$STUB/count" 2>/dev/null || echo 0) + 1)); echo "$n" >"$STUB/count"
+[ "$n" -le "${ACCEPT:-99}" ] || { echo "sbatch: error: Batch job submission failed: Invalid account" >&2; exit 1; }
+printf '%s\0' "$@" >"$STUB/$n.argv"; env -0 >"$STUB/$n.env"
+echo "site notice: be nice"; echo "$((1000 + n))"
+"""
+SINFO = "#!/bin/bash\necho 'main*|up|2|64|256000|1-00:00:00|gpu:a100:4'\n"
+
+
+@pytest.fixture
+def slurm(tmp_path):
+    """A folder with a script and a PATH on which sbatch takes ACCEPT jobs, numbered from 1001."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "stub").mkdir()
+    for name, text in (("sbatch", SBATCH), ("sinfo", SINFO)):
+        (tmp_path / "bin" / name).write_text(text)
+        (tmp_path / "bin" / name).chmod(0o755)
+    work = tmp_path / "work"
+    work.mkdir()
+    (work / "train.py").write_text("")
+
+    def run(*words, path=True, **environ):
+        return subprocess.run(
+            [sys.executable, "-m", "phalanx", "submit", *words],
+            cwd=work,
+            env={
+                "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}" if path else "/nowhere",
+                "STUB": str(tmp_path / "stub"),
+                "HOME": str(tmp_path),
+                **environ,
+            },
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+        )
+
+    run.work, run.stub = work, tmp_path / "stub"
+    return run
+
+
+def argv(slurm, number):
+    return (slurm.stub / f"{number}.argv").read_text().split("\0")[:-1]
+
+
+JOB = ("-N", "2", "--nproc", "4", "-t", "30", "train.py")
+
+
+def test_the_last_line_is_the_bare_job_id_whatever_sbatch_says(slurm):
+    done = slurm(*JOB)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "1001\n"
+
+
+@pytest.mark.parametrize("how", [["--preview"], ["--no-save-script", "--no-submit-job"]])
+def test_a_preview_is_what_would_be_submitted_and_does_nothing_else(slurm, how):
+    shown = slurm(*how, *JOB)
+    assert shown.returncode == 0, shown.stderr
+    assert sorted(path.name for path in slurm.work.iterdir()) == ["train.py"]
+    assert not list(slurm.stub.iterdir())
+    slurm(*JOB)
+    assert Path(argv(slurm, 1)[-2]).read_text() == shown.stdout
+
+
+def test_a_preview_needs_no_slurm_no_script_and_no_environment(slurm):
+    done = slurm("--preview", "venv=/no/venv", "-N", "3", "absent.py", path=False)
+    assert done.returncode == 0, done.stderr
+    assert "#SBATCH --nodes=3\n" in done.stdout
+
+
+def test_without_saving_the_run_directory_alone_keeps_the_script(slurm):
+    slurm("--no-save-script", *JOB)
+    assert sorted(path.name for path in slurm.work.iterdir()) == ["runs", "train.py"]
+    *_, script, run_dir = argv(slurm, 1)
+    assert script == f"{run_dir}/job.sh"
+    note = json.loads(Path(run_dir, "jobs", "1001.json").read_text())
+    assert (note["job_id"], note["name"], note["nodes"], note["series"]) == ("1001", "train", 2, None)
+
+
+def test_a_saved_script_never_replaces_a_different_one(slurm):
+    for words, names in (
+        (JOB, ["train.sh"]),
+        (JOB, ["train.sh"]),
+        (("-N", "3", *JOB[2:]), ["train-2.sh", "train.sh"]),
+        (JOB, ["train-2.sh", "train.sh"]),
+    ):
+        done = slurm("--no-submit-job", *words)
+        assert done.returncode == 0
+        assert done.stdout == ""
+        assert sorted(path.name for path in (slurm.work / "slurm-scripts").iterdir()) == names
+
+
+def test_folders_for_output_are_made_before_the_job_is_handed_over(slurm):
+    slurm("output=logs/a/%x-%j.out", "error=logs/%x/e.txt", "job_name=j", *JOB)
+    assert (slurm.work / "logs" / "a").is_dir()
+    assert (slurm.work / "logs" / "j").is_dir()
+    refused = slurm("output=logs/%j/out", *JOB)
+    assert refused.returncode == 2
+    assert "%j" in refused.stderr
+
+
+def test_a_chain_is_jobs_of_one_run_each_after_the_one_before(slurm):
+    done = slurm("--chain", "3", *JOB)
+    assert done.stdout.split() == ["1001", "1002", "1003"]
+    assert len({argv(slurm, number)[-1] for number in (1, 2, 3)}) == 1
+    assert "--dependency=afterany:1002" in argv(slurm, 3)
+    assert not [word for word in argv(slurm, 1) if word.startswith("--dependency")]
+
+
+def test_a_series_is_a_job_a_strategy_and_size_each_with_files_of_its_own(slurm):
+    done = slurm("--mode", "scaling-test", "--scalability-nodes", "1,2", "output=out.txt", "job_name=s", *JOB)
+    assert len(done.stdout.split()) == 4
+    names = set()
+    for number in range(1, 5):
+        text = Path(argv(slurm, number)[-2]).read_text()
+        name = next(line for line in text.splitlines() if "--job-name=" in line).partition("=")[2]
+        assert f"--output={name}-out.txt" in text
+        names.add(name)
+    assert names == {"s-ddp-1x4", "s-ddp-2x4", "s-fsdp-1x4", "s-fsdp-2x4"}
+    assert "nodes='2' (command line) gives way to '1' (--mode scaling-test)" in done.stderr
+
+
+def test_a_series_that_is_refused_half_way_says_what_was_submitted(slurm):
+    done = slurm("--mode", "scaling-test", "--scalability-nodes", "1,2", *JOB, ACCEPT="3")
+    assert done.returncode == 2
+    assert "phalanx cancel 1001 1002 1003" in done.stderr
+    assert "Invalid account" in done.stderr
+    assert "account" in done.stderr.splitlines()[-1]
+    assert len(list(slurm.work.glob("runs/*/*"))) == 3  # the fourth left nothing
+
+
+def test_many_jobs_are_confirmed(slurm):
+    words = ("--mode", "scaling-test", "--scalability-nodes", "1,2,3,4,5", *JOB)
+    done = slurm("--force", *words)
+    assert done.returncode == 2
+    assert "10 jobs, up to 15 node-hours" in done.stderr  # 2 strategies × 15 nodes × 0.5 h
+    assert not list(slurm.stub.iterdir())
+    assert len(slurm("--force", "--yes", *words).stdout.split()) == 10
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["absent.py"], ["absent.py", "--force"]),
+        ([], ["no script", "training_cmd"]),
+        (["venv=/no/venv", "train.py"], ["/no/venv/bin/python", "venv"]),
+        (["-N", "3", "train.py"], ["nodes=3", "main has 2"]),
+        (["-p", "gpux", "train.py"], ["partition='gpux'", "main"]),
+        (["--gpus-per-node", "8", "train.py"], ["gpus_per_node=8", "has 4"]),
+        (["-t", "2-00", "train.py"], ["time=2-00", "1440 minutes"]),
+        (["--chain", "x", "train.py"], ["--chain 'x'", "number"]),
+        (["snapshot=true", "train.py"], ["snapshot", "git"]),
+        (["pre_exec_file=nix.sh", "train.py"], ["pre_exec_file='nix.sh'"]),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_is_written(slurm, words, said):
+    done = slurm(*words)
+    assert done.returncode == 2, done.stdout
+    for word in said:
+        assert word in done.stderr
+    assert sorted(path.name for path in slurm.work.iterdir()) == ["train.py"]
+    assert not list(slurm.stub.iterdir())
+
+
+def test_without_slurm_the_error_says_what_to_do(slurm):
+    done = slurm(*JOB, path=False)
+    assert done.returncode == 2
+    assert "sbatch is not on PATH" in done.stderr
+    assert "--preview" in done.stderr
+
+
+def test_a_snapshot_is_the_tracked_files_as_they_are(slurm):
+    git = ["git", "-C", str(slurm.work), "-c", "user.name=a", "-c", "user.email=a@b"]
+    (slurm.work / "sub").mkdir()
+    (slurm.work / "sub" / "lib.py").write_text("old")
+    for words in (["init", "-q"], ["add", "train.py", "sub"], ["commit", "-qm", "x"]):
+        subprocess.run([*git, *words], check=True)
+    (slurm.work / "sub" / "lib.py").write_text("new")
+    (slurm.work / "big.bin").write_text("untracked")
+    done = slurm("snapshot=true", *JOB)
+    assert done.returncode == 0, done.stderr
+    run_dir = Path(argv(slurm, 1)[-1])
+    assert (run_dir / "workdir" / "sub" / "lib.py").read_text() == "new"
+    assert not (run_dir / "workdir" / "big.bin").exists()
+    source = json.loads((run_dir / "source.json").read_text())
+    assert source["commit"]
+    assert "+new" in source["diff"]
+
+
+def test_the_environment_travels_less_the_words_of_other_jobs_and_what_a_directive_says():
+    script = "#!/bin/bash\n#SBATCH --partition=a\n#SBATCH --time=5\n"
+    mine = {"HOME": "/h", "WANDB_API_KEY": "k", "SBATCH_ACCOUNT": "mine", "OMPI_MCA_btl": "tcp"}
+    others = dict.fromkeys(
+        ("SLURM_JOB_ID", "SLURM_NTASKS", "SBATCH_PARTITION", "SBATCH_TIMELIMIT", "RANK", "MASTER_ADDR", "PMI_RANK",
+         "PHALANX_RUN_DIR", "TORCHELASTIC_RUN_ID"), "1",
+    )  # fmt: skip
+    assert submission_environment(script, {**mine, **others}) == mine
+
+
+def test_scontrols_fields_may_hold_spaces():
+    line = "JobId=1 JobName=two words it's JobState=RUNNING Command=/a b/job.sh /my dir/x WorkDir=/w NodeList=n[1-2]"
+    said = job_fields(line)
+    assert said["JobName"] == "two words it's"
+    assert said["Command"] == "/a b/job.sh /my dir/x"
+    assert said["NodeList"] == "n[1-2]"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("64G", 65536), ("100M", 100), ("2T", 2097152), ("500", 500), ("0", None), ("x", None)]
+)
+def test_memory_is_counted_as_slurm_does(text, expected):
+    assert megabytes(text) == expected
+
+
+def test_a_job_for_one_of_several_partitions_needs_only_one_that_fits():
+    from phalanx.config import load_config
+    from phalanx.facts import Facts
+    from phalanx.planner import make_plan
+    from phalanx.program import Program
+
+    small, large = Partition("s", True, True, 1, 8, 0, 1000, 60), Partition("l", False, True, 9, 8, 0, 1000, None)
+    for partition, fits in (("s", False), ("l", True), ("s,l", True)):
+        config = load_config((), [f"partition={partition}", "nodes=4"], {}).config
+        plan = make_plan(config, Facts("h", 8, 0, "/p", "Linux", "x86_64"), Program("t.py"), for_slurm=True)
+        if fits:
+            check_limits(plan, [small, large])
+        else:
+            with pytest.raises(PlanError, match="nodes=4"):
+                check_limits(plan, [small, large])
