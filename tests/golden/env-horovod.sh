@@ -1,0 +1,79 @@
+#!/bin/bash
+#SBATCH --job-name=gpu-env
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=32
+#SBATCH --gpus-per-node=4
+#SBATCH --time=1:00:00
+#SBATCH --partition=gpu
+#SBATCH --account=proj
+#SBATCH --output=logs/gpu-env-%j.out
+#SBATCH --open-mode=append
+#SBATCH --chdir=/home/me/project
+# /home/me/project/envs/gpu, torch for the gpu (phalanx 0.1.0)
+
+set -o pipefail
+
+# Before
+ulimit -c 0
+
+# Modules
+module purge
+module load Stages/2024 CUDA/12.1 OpenMPI/4.1
+
+# Proxies
+export http_proxy=http://proxy:3128
+export HTTP_PROXY=http://proxy:3128
+
+# Environment
+export PYTHONUNBUFFERED=1
+export DATA='/data/a b'
+export HOROVOD_NCCL_HOME=/opt/nccl
+export NCCL_DEBUG=INFO
+export OMP_NUM_THREADS=32
+export PIP_USER=0
+export PIP_DISABLE_PIP_VERSION_CHECK=1
+unset PYTHONHOME PIP_TARGET PIP_PREFIX
+
+# Temporary files, on each node
+export TMPDIR=/scratch
+export TRITON_CACHE_DIR="$TMPDIR/triton"
+export TORCHINDUCTOR_CACHE_DIR="$TMPDIR/inductor"
+mkdir -p "$TMPDIR"
+
+# How Horovod is built
+export HOROVOD_WITH_PYTORCH="${HOROVOD_WITH_PYTORCH:-1}"
+export HOROVOD_WITHOUT_TENSORFLOW="${HOROVOD_WITHOUT_TENSORFLOW:-1}"
+export HOROVOD_WITHOUT_MXNET="${HOROVOD_WITHOUT_MXNET:-1}"
+export HOROVOD_WITH_MPI="${HOROVOD_WITH_MPI:-1}"
+export HOROVOD_GPU_OPERATIONS="${HOROVOD_GPU_OPERATIONS:-NCCL}"
+[ -z "${HOROVOD_CUDA_HOME:-${CUDA_HOME:-${EBROOTCUDA:-}}}" ] || export HOROVOD_CUDA_HOME="${HOROVOD_CUDA_HOME:-${CUDA_HOME:-${EBROOTCUDA:-}}}"
+
+# Python
+python=
+for try in python3 python3.13 python3.12 python3.11 python3.10; do
+  if "$try" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then python=$try; break; fi
+done
+if [ -z "$python" ]; then echo 'error: no Python from 3.10, with its module venv: load a module that has one (modules.load), or set python=PATH' >&2; exit 2; fi
+
+# The folder: an existing one is left alone, one that a failure leaves is removed
+venv=/home/me/project/envs/gpu
+if ! mkdir -p /home/me/project/envs || ! mkdir "$venv"; then
+  echo "error: $venv is there already or can't be made: remove it, or give another PATH" >&2
+  exit 2
+fi
+: >"$venv/phalanx-env.unfinished"
+trap '[ ! -e "$venv/phalanx-env.unfinished" ] || rm -rf "$venv"' EXIT
+
+# Build
+set -ex
+"$python" -m venv "$venv"
+export VIRTUAL_ENV="$venv" PATH="$venv/bin:$PATH"
+python -m pip install --no-cache-dir --upgrade pip
+python -m pip install --no-cache-dir 'torch>=2.7'
+python -c 'from importlib.metadata import version; print("torch==" + version("torch"))' >"$venv/phalanx-torch.txt"
+python -m pip install --no-cache-dir '/home/me/phalanx[torch,demo]' --constraint /home/me/project/envs/gpu/phalanx-torch.txt
+python -m pip install --no-cache-dir 'setuptools<81' wheel packaging 'cmake<4' cloudpickle psutil pyyaml --constraint /home/me/project/envs/gpu/phalanx-torch.txt
+python -m pip install --no-cache-dir --no-build-isolation horovod --constraint /home/me/project/envs/gpu/phalanx-torch.txt
+horovodrun --check-build
+python -m phalanx.bootstrap --finish --gpu /home/me/project/envs/gpu --loaded Stages/2024:CUDA/12.1:OpenMPI/4.1
