@@ -187,7 +187,7 @@ def _of_squeue(row: Mapping[str, str]) -> JobState:
 
 
 def _of_sacct(row: Mapping[str, str]) -> JobState:
-    state, _, by = row["State"].partition(" ")  # "CANCELLED by 1000"
+    state, _, by = row["State"].partition(" by ")  # "CANCELLED by 1000"
     ended = state not in _ALIVE
     code, signal = _exit(row["ExitCode"]) if ended else (None, None)
     minutes = _number(row["TimelimitRaw"])
