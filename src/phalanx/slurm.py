@@ -15,7 +15,7 @@ from typing import Any
 
 from .cli.options import Scanned, is_flag
 from .cli.submit import carry_out, jobs_of
-from .config.sbatch import SHORT
+from .config.sbatch import FLAGS, SHORT
 from .config.table import ALIASES, keys
 from .errors import UsageError
 from .schedulers.slurm.submit import Job, save
@@ -92,9 +92,10 @@ def slurm_parser(**options: Any) -> argparse.ArgumentParser:
         if is_flag(key):
             group.add_argument(*short, *names, nargs="?", const="true", dest=_DEST + key, metavar="true|false",
                                default=argparse.SUPPRESS, help=help_text)  # fmt: skip
-            negated = [f"--no-{name[2:]}" for name in names]
-            group.add_argument(*negated, action="store_const", const="false", dest=_DEST + key,
-                               default=argparse.SUPPRESS, help=argparse.SUPPRESS)  # fmt: skip
+            negated = [f"--no-{name[2:]}" for name in names if f"no_{name[2:]}".replace("-", "_") not in FLAGS]
+            if negated:
+                group.add_argument(*negated, action="store_const", const="false", dest=_DEST + key,
+                                   default=argparse.SUPPRESS, help=argparse.SUPPRESS)  # fmt: skip
         else:
             group.add_argument(*short, *names, dest=_DEST + key, metavar="VALUE", default=argparse.SUPPRESS,
                                help=help_text)  # fmt: skip

@@ -39,12 +39,17 @@ def phalanx(*words: str, **more: Any) -> Done:
     return start(*command(*words), **more)
 
 
-def in_terminal(words: list[str]) -> tuple[subprocess.Popen[bytes], int]:
+def in_terminal(words: list[str], **more: Any) -> tuple[subprocess.Popen[bytes], int]:
     """Start in a new terminal; returns the process and the terminal's other side."""
     ours, theirs = pty.openpty()
-    code = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
+    code = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execvp(sys.argv[1], sys.argv[1:])"
     process = subprocess.Popen(
-        [sys.executable, "-c", code, *words], stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
+        [sys.executable, "-c", code, *words],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+        **more,
     )
     os.close(theirs)
     return process, ours

@@ -282,3 +282,15 @@ def test_with_accounting_jobs_are_known_after_slurm_forgot_them(accounting: Clus
     refused = user.phalanx("submit", "-t", "5", "-A", "nobody", "device=cpu", "name=x", TRAIN)
     assert refused.returncode == 2
     assert "account" in refused.stderr
+
+
+def test_in_the_shell_of_an_interactive_step_a_run_goes_over_the_allocation_too(user: User) -> None:
+    """`srun --pty bash` holds the job's resources in a step of one task; a run's own step must not wait for it."""
+    from tests.e2e.tools import in_terminal, read_all
+
+    run = " ".join(user.here(["python3", "-m", "phalanx", "run", "device=cpu", "--nproc", "2", "name=pty", TRAIN]))
+    words = user.command(*"salloc -N2 --ntasks-per-node=1 -c2 -t5 srun -N1 -n1 --pty bash -c".split(), run)
+    process, terminal = in_terminal(words, cwd=user.work, env=user.environment)
+    shown = read_all(terminal)
+    assert process.wait(timeout=60) == 0, shown
+    assert weights(user.run_dir("pty")) == expected(5)

@@ -34,11 +34,13 @@ class Share:
 def current(environ: Mapping[str, str]) -> str | None:
     """The id of the allocation around this process, if a launch from here goes over all of it.
 
-    Within a step of several tasks each task runs the command, so there it starts locally.
+    Within a step of several tasks each task runs the command, so there it starts locally; but of a step with a
+    terminal (`srun --pty bash`) only the first task lives.
     """
     job = environ.get("SLURM_JOB_ID")
-    tasks = environ.get("SLURM_STEP_NUM_TASKS", "1")
-    return job if job and tasks == "1" and shutil.which("srun") else None
+    alone = environ.get("SLURM_STEP_NUM_TASKS", "1") == "1"
+    shell = "SLURM_PTY_PORT" in environ and environ.get("SLURM_PROCID") == "0"
+    return job if job and (alone or shell) and shutil.which("srun") else None
 
 
 def find(job_id: str, environ: Mapping[str, str]) -> Share:

@@ -14,6 +14,7 @@ from pathlib import Path
 from ...batch.script import Inserts, render_script
 from ...config import Loaded, save_run_config
 from ...config.saved import run_config_text
+from ...environments import environment_warnings
 from ...errors import PlanError
 from ...facts import Facts
 from ...plan import LaunchPlan
@@ -103,11 +104,14 @@ def check(job: Job) -> None:
 
 def warnings(job: Job) -> list[str]:
     """What may be meant, but often isn't."""
+    config = job.loaded.config
     found = []
     if job.plan.cpus_per_node is None and job.plan.launcher != "python":
         found.append("cpus_per_task is unset: Slurm gives a task one CPU, which all ranks of a node then share")
-    if job.loaded.config.time is None:
+    if config.time is None:
         found.append("time is unset: the partition's default limit holds")
+    if config.venv is not None:
+        found += environment_warnings(Path(job.plan.cwd, config.venv), config.modules)
     return found
 
 

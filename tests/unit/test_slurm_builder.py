@@ -1,0 +1,93 @@
+"""Jobs from Python: a user's own slurm.py takes the words of `phalanx submit`."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from phalanx.config.table import ALIASES, keys
+from phalanx.errors import ConfigError, PhalanxError
+from phalanx.slurm import SlurmScriptBuilder, slurm_parser
+
+SCRIPT = """\
+from phalanx.slurm import SlurmScriptBuilder, slurm_parser
+
+parser = slurm_parser(description="my jobs")
+parser.add_argument("--dataset", default="mnist")
+args = parser.parse_args()
+builder = SlurmScriptBuilder(args, training_cmd=f"train.py --data {args.dataset}", cpus_per_task=8)
+builder.run()
+"""
+JOB = "num_nodes: 2\ngpus_per_node: 4\ntime: 01:00:00\njob_name: from_file\ncpus_per_task: 4\n"
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """A folder with a slurm.py and a job file, and no settings of the user's."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "xdg"))
+    for name in [name for name in os.environ if name.startswith("PHALANX_")]:
+        monkeypatch.delenv(name)
+    (tmp_path / "slurm.py").write_text(SCRIPT)
+    (tmp_path / "slurm_config.yaml").write_text(JOB)
+
+    def run(*words):
+        return subprocess.run([sys.executable, "slurm.py", *words], capture_output=True, text=True)
+
+    return run
+
+
+def test_a_users_script_takes_the_words_of_the_tutorials(own, tmp_path):
+    words = ["-c", "slurm_config.yaml", "--no-save-script", "--no-submit-job", "--job-name", "my_job"]
+    done = own(*words, "--mode", "runall", "--dataset", "cifar")
+    assert done.returncode == 0, done.stderr
+    names = [line for line in done.stdout.splitlines() if "--job-name=" in line]
+    assert names == ["#SBATCH --job-name=my_job-ddp-2x4", "#SBATCH --job-name=my_job-fsdp-2x4"]
+    assert done.stdout.count("train.py --data cifar") == 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["slurm.py", "slurm_config.yaml"]
+
+
+def test_it_prints_what_the_command_prints(own, tmp_path):
+    """With the same settings the two are one program."""
+    mine = own("-c", "slurm_config.yaml", "--no-save-script", "--no-submit-job", "-N", "3", "--qos", "high")
+    command = ["submit", "--preview", "-c", "slurm_config.yaml", "-N", "3", "--qos", "high", "cpus_per_task=8"]
+    theirs = subprocess.run(
+        [sys.executable, "-m", "phalanx", *command, "training_cmd=train.py --data mnist"],
+        capture_output=True,
+        text=True,
+    )
+    assert theirs.returncode == 0, theirs.stderr
+    assert mine.stdout == theirs.stdout
+
+
+def test_files_lie_below_python_and_python_below_the_command_line(own):
+    args = slurm_parser().parse_args(["-c", "slurm_config.yaml", "-N", "5"])
+    builder = SlurmScriptBuilder(args, script="t.py", nodes=4, job_name="python", modules={"load": ["a", "b"]})
+    ((name, text),) = builder.scripts().items()
+    assert name == "python"
+    assert "#SBATCH --nodes=5\n" in text
+    assert "#SBATCH --cpus-per-task=4\n" in text
+    assert "module load a b\n" in text
+
+
+def test_every_setting_and_alias_is_an_option():
+    known = slurm_parser()._option_string_actions
+    for key in keys():
+        if key not in ("env", "params"):
+            assert f"--{key.removeprefix('sbatch.')}" in known
+    for alias in ALIASES:
+        assert f"--{alias.replace('_', '-')}" in known
+
+
+def test_scripts_are_saved_where_they_were_asked_for(own, tmp_path):
+    builder = SlurmScriptBuilder(config="slurm_config.yaml", script="t.py", save_dir="here")
+    assert builder.save() == [tmp_path / "here" / "from_file.sh"]
+    assert (tmp_path / "here" / "from_file.sh").read_text() == builder.scripts()["from_file"]
+
+
+def test_wrong_settings_are_the_same_errors(own):
+    with pytest.raises(ConfigError, match="nodez"):
+        SlurmScriptBuilder(script="t.py", nodez=3).scripts()
+    with pytest.raises(PhalanxError, match="training_cmd"):
+        SlurmScriptBuilder().scripts()
