@@ -108,16 +108,18 @@ class Failure:
 
 
 def failure(job: OurJob) -> Failure | None:
-    """None for a job that hasn't ended, or ended well."""
+    """None for a job that hasn't ended, ended well, or left nothing that tells why it ended."""
     state = job.state
-    if not state.finished or state.state in ("COMPLETED", "UNKNOWN", "GONE"):
+    if not state.finished or state.state in ("COMPLETED", "UNKNOWN") or not job.began:
         return None
     if state.state in _BY_SLURM:
         by = f" (by user {state.reason})" if state.state == "CANCELLED" and state.reason.isdecimal() else ""
         limit = f" ({duration(state.limit)})" if state.state == "TIMEOUT" and state.limit else ""
         return Failure((f"{state.state}: {_BY_SLURM[state.state]}{by}{limit}",))
     attempt = _attempt_of(job)
-    culprit, _ = verdict.judge(attempt)
+    culprit, stopped = verdict.judge(attempt)
+    if state.state == "GONE" and culprit is None and stopped is None:
+        return None
     return Failure(tuple(verdict.conclude(attempt)[0]), culprit)
 
 
