@@ -289,7 +289,8 @@ def test_in_the_shell_of_an_interactive_step_a_run_goes_over_the_allocation_too(
     from tests.e2e.tools import in_terminal, read_all
 
     run = " ".join(user.here(["python3", "-m", "phalanx", "run", "device=cpu", "--nproc", "2", "name=pty", TRAIN]))
-    words = user.command(*"salloc -N2 --ntasks-per-node=1 -c2 -t5 srun -N1 -n1 --pty bash -c".split(), run)
+    allocate = ["salloc", "-N2", "--ntasks-per-node=1", "-c2", "-t5"]
+    words = user.command(*allocate, "srun", "-N1", "-n1", "--pty", "bash", "-c", run)
     process, terminal = in_terminal(words, cwd=user.work, env=user.environment)
     shown = read_all(terminal)
     assert process.wait(timeout=60) == 0, shown
