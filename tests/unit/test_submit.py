@@ -113,6 +113,19 @@ def test_folders_for_output_are_made_before_the_job_is_handed_over(slurm):
     assert "%j" in refused.stderr
 
 
+def test_home_and_variables_in_paths_are_the_submitters(slurm):
+    done = slurm("--no-save-script", "output=~/logs/$TEAM/%j.out", "run_root=$HOME/runs of $TEAM", *JOB, TEAM="a b")
+    assert done.returncode == 0, done.stderr
+    *_, script, run_dir = argv(slurm, 1)
+    home = slurm.work.parent
+    assert run_dir.startswith(f"{home}/runs of a b/train/")
+    assert f"#SBATCH --output='{home}/logs/a b/%j.out'\n" in Path(script).read_text()
+    assert (home / "logs" / "a b").is_dir()
+    refused = slurm("output=$NIX/%j.out", *JOB)
+    assert refused.returncode == 2
+    assert "$NIX" in refused.stderr
+
+
 def test_a_chain_is_jobs_of_one_run_each_after_the_one_before(slurm):
     done = slurm("--chain", "3", *JOB)
     assert done.stdout.split() == ["1001", "1002", "1003"]

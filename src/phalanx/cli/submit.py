@@ -49,10 +49,11 @@ def main(argv: Sequence[str]) -> int:
     if "preview" in scanned.flags:
         overrides = (*scanned.overrides, ("save_script", "false"), ("submit_job", "false"))
         scanned = replace(scanned, overrides=overrides)
-    ids = carry_out(jobs_of(scanned), scanned.flags, chain)
+    jobs = jobs_of(scanned)
+    ids = carry_out(jobs, scanned.flags, chain)
     for job_id in ids:
         print(job_id, flush=True)
-    return wait_for(ids) if ids and "wait" in scanned.flags else 0
+    return wait_for(ids, jobs[0].loaded.config.sacct) if ids and "wait" in scanned.flags else 0
 
 
 def _chain(text: str | None) -> int:

@@ -16,9 +16,9 @@ from ...hostlist import expand_hostlist
 from ...plan import Allocation
 from ...ports import job_ports
 from . import client
+from .states import JobState
 
 _GPUS = re.compile(r"gres/gpu(?::[^=,]+)?=(\d+)")
-_ENDED = ("COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "DEADLINE")
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def find(job_id: str, environ: Mapping[str, str]) -> Share:
         raise PlanError(f"--jobid {job_id}: Slurm knows no such job; expected a running one of yours (squeue --me)")
     state = said.get("JobState", "unknown")
     if state != "RUNNING":
-        when = "has ended" if state in _ENDED else "has no nodes yet"
+        when = "has ended" if JobState(job_id, job_id, state).finished else "has no nodes yet"
         raise PlanError(f"job {job_id} is {state}: it {when}; expected a running one (squeue --me)")
     hosts = tuple(expand_hostlist(said["NodeList"]))
     inside = environ.get("SLURM_JOB_ID") == job_id

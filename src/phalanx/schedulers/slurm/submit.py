@@ -8,7 +8,7 @@ import re
 import shutil
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ...batch.script import Inserts, render_script
@@ -24,9 +24,12 @@ from ...rundir import discard, find_run_dir, new_run_dir, write_atomic
 from ..local import without_other_launches
 from ..source import save_snapshot, save_source, tracked
 from . import client
+from .output import before_submission, expand_pattern, unknown_patterns
 
 _RUNS_ON = "slurm-%j.out"
 _JOBS_OWN = ("SLURM_", "SRUN_", "PMI_", "PMIX_")
+_PATHS = ("output", "error", "chdir", "run_root", "venv", "python", "save_dir", "pre_exec_file", "exec_file")
+_VARIABLE = re.compile(r"\$([A-Za-z_]\w*)", re.ASCII)
 _NAME = re.compile(r"[^\w@%+=:,.-]+", re.ASCII)
 
 
@@ -48,6 +51,7 @@ def build(loaded: Loaded, program: Program, facts: Facts) -> Job:
 
     Raises PlanError for what Slurm could not run.
     """
+    loaded = with_paths(loaded, os.environ)
     plan = make_plan(loaded.config, facts, program, for_slurm=True)
     inserts = Inserts(
         _file(loaded.config.pre_exec_file, "pre_exec_file", plan.cwd),
@@ -56,18 +60,38 @@ def build(loaded: Loaded, program: Program, facts: Facts) -> Job:
     return Job(loaded, plan, render_script(plan, run_config_text(loaded), inserts))
 
 
+def with_paths(loaded: Loaded, environ: Mapping[str, str]) -> Loaded:
+    """The settings with `~` and `$NAME` in paths replaced, as Slurm and quoting replace neither.
+
+    Raises PlanError for a variable that isn't set.
+    """
+    update = {}
+    for name in _PATHS:
+        text = getattr(loaded.config, name)
+        if text and ("$" in text or text.startswith("~")):
+            update[name] = str(Path(_expanded(text, name, environ)).expanduser())
+    return replace(loaded, config=loaded.config.model_copy(update=update)) if update else loaded
+
+
+def _expanded(text: str, setting: str, environ: Mapping[str, str]) -> str:
+    missing = [name for name in _VARIABLE.findall(text) if name not in environ]
+    if missing:
+        raise PlanError(f"{setting} has ${missing[0]}, which is not set here: write the path, or set the variable")
+    return _VARIABLE.sub(lambda found: environ[found[1]], text)
+
+
 def _file(name: str | None, setting: str, cwd: str) -> str:
     if name is None:
         return ""
     try:
-        return Path(cwd, name).expanduser().read_text(encoding="utf-8")
+        return Path(cwd, name).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise PlanError(f"{setting}={name!r} can't be read ({error}): expected a file of shell lines") from None
 
 
 def save(job: Job) -> Path:
     """Keep the script in `save_dir`, under the job's name; a different script of that name stays."""
-    folder = Path(job.plan.cwd, job.loaded.config.save_dir).expanduser()
+    folder = Path(job.plan.cwd, job.loaded.config.save_dir)
     stem = _NAME.sub("_", job.name).strip(".") or "job"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -169,14 +193,14 @@ def _make_output_folders(job: Job) -> None:
 
 def _folder_of(pattern: str, setting: str, job_name: str) -> Path:
     """The folder of an output file, as far as it is known before the job has a number."""
-    folder = Path(pattern).parent
-    unknown = re.search(r"%\d*[^%x\d]", str(folder))
+    folder, known = str(Path(pattern).parent), before_submission(job_name)
+    unknown = unknown_patterns(folder, known)
     if unknown:
         raise PlanError(
             f"{setting}={pattern!r}: the folder's name has {unknown[0]}, known only after the submission, and Slurm "
             "makes no folders: use it in the file's name only"
         )
-    return Path(str(folder).replace("%x", job_name).replace("%%", "%"))
+    return Path(expand_pattern(folder, known))
 
 
 def _words(job: Job, run_dir: Path, after: str | None) -> list[str]:

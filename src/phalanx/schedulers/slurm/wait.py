@@ -2,50 +2,45 @@
 
 from __future__ import annotations
 
-import re
 import sys
 import time
 from collections.abc import Sequence
 
-from . import client
+from . import states
+from .states import JobState
 
-_UNFINISHED = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "REQUEUED", "RESIZING")
 _SHORTEST, _LONGEST = 1.0, 15.0  # seconds between looks
 
 
-def wait_for(ids: Sequence[str]) -> int:
-    """Wait until all jobs have ended; the exit code is the first failed job's own, or 0.
+def wait_for(ids: Sequence[str], sacct: str = "auto") -> int:
+    """Wait until all jobs, and all tasks of arrays, have ended; the exit code is the first failed one's own, or 0.
 
-    128 + N for a job that was ended by signal N, 1 for one that Slurm ended (cancelled, out of time, node failed).
+    128 + N for a job that was ended by signal N, 1 for one that Slurm ended (cancelled, out of time, node failed)
+    or has forgotten. Ctrl-C leaves the jobs alone.
     """
-    codes = []
     try:
-        for job_id in ids:
-            codes.append(_wait(job_id))
+        ended = _ended(ids, sacct)
     except KeyboardInterrupt:
         print(f"\nno longer waiting; the jobs go on: {' '.join(ids)}", file=sys.stderr)
         raise
-    return next((code for code in codes if code), 0)
+    codes = [_code(state) for state in ended if state.state != "COMPLETED"]
+    forgotten = [job_id for job_id in ids if job_id not in {state.base for state in ended}]
+    for job_id in forgotten:
+        print(f"job {job_id}: Slurm has forgotten it; its output says how it ended", file=sys.stderr)
+    return next((code for code in codes if code), 1 if forgotten else 0)
 
 
-def _wait(job_id: str) -> int:
+def _ended(ids: Sequence[str], sacct: str) -> list[JobState]:
+    """Looks at all in one call, at first often, then seldom."""
     pause = _SHORTEST
     while True:
-        said = client.show_job(job_id)
-        if said is None:
-            print(f"job {job_id}: Slurm has forgotten it; its output says how it ended", file=sys.stderr)
-            return 1
-        state = said.get("JobState", "")
-        if state not in _UNFINISHED:
-            return _code(job_id, state, said.get("ExitCode", "0:0"))
+        found = [state for tasks in states.ask(ids, sacct).values() for state in tasks]
+        if all(state.finished for state in found):
+            return found
         time.sleep(pause)
         pause = min(_LONGEST, pause * 1.1)
 
 
-def _code(job_id: str, state: str, exit_code: str) -> int:
-    match = re.fullmatch(r"(\d+):(\d+)", exit_code)
-    code, signal = (int(match[1]), int(match[2])) if match else (0, 0)
-    if state == "COMPLETED":
-        return 0
-    print(f"job {job_id} ended as {state}", file=sys.stderr)
-    return code or (128 + signal if signal and state == "FAILED" else 1)
+def _code(state: JobState) -> int:
+    print(f"job {state.job_id} ended as {state.state}", file=sys.stderr)
+    return (state.code or 1) if state.state == "FAILED" else (state.exit_code or 1)
