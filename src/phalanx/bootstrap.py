@@ -93,6 +93,8 @@ def create(path: Path, wanted: Wanted, python: Optional[str] = None) -> None:
 
 def _build(path: Path, wanted: Wanted, python: Python) -> None:
     environ = build_environment(os.environ, wanted)
+    environ["VIRTUAL_ENV"] = str(path)
+    environ["PATH"] = str(python_in(path).parent) + os.pathsep + environ.get("PATH", os.defpath)
     run([*list(python.words), "-m", "venv", str(path)], environ)
     own = str(python_in(path))
     for number, words in enumerate(pip_steps(wanted, str(path))):
@@ -212,7 +214,7 @@ def refuse_cuda(python: str, words: List[str], wanted: Wanted, environ: Dict[str
     if done.returncode != 0:
         return  # the installation itself will say why
     found = [item["metadata"] for item in json.loads(done.stdout.decode("utf-8"))["install"]]
-    cuda = [item for item in found if re.match(r"nvidia-|cuda-", item["name"])]
+    cuda = [item for item in found if re.match(r"(nvidia|cuda)[-_]", item["name"])]
     torch = [item["version"] for item in found if item["name"] == "torch"]
     if cuda or any("+cu" in version for version in torch):
         raise BootstrapError(
