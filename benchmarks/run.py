@@ -26,6 +26,7 @@ ENVIRON = {name: value for name, value in os.environ.items() if not name.startsw
 ENVIRON["XDG_CONFIG_HOME"] = str(HERE)
 sys.path.insert(0, str(HERE))
 
+from slurm import submission  # noqa: E402
 from stats import estimate  # noqa: E402
 
 
@@ -89,6 +90,18 @@ def command_line() -> list[Line]:
         Line("of these, import torch", ", ".join(torch) or "none", "none", not torch),
         Line("phalanx plan, 10,000 nodes × 8, CPU", f"{median['large']:.3f} s", "≤ 1 s", median["large"] <= 1),
         Line("… peak memory", f"{memory:.0f} MiB", "≤ 300 MB", memory * 1.048576 <= 300),
+    ]
+
+
+def slurm_jobs() -> list[Line]:
+    """Previewing a large job, and submitting many."""
+    phalanx, script = str(BIN / "phalanx"), "examples/digits/train.py"
+    large = ["submit", "--preview", "-N", "10000", "--gpus-per-node", "8", "--cpus-per-task", "64", script]
+    preview = statistics.median(cpu_of([phalanx, *large]) for _ in range(5))
+    each = statistics.median(submission(phalanx, ENVIRON) for _ in range(3)) * 1e3
+    return [
+        Line("phalanx submit --preview, 10,000 nodes × 8, CPU", f"{preview:.3f} s", "≤ 1 s", preview <= 1),
+        Line("phalanx submit, a series of 50, CPU a job", f"{each:.1f} ms", "≤ 50 ms", each <= 50),
     ]
 
 
@@ -156,7 +169,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path, help="write the table there too")
     options = parser.parse_args()
-    lines = command_line() + imports() + empty_step()
+    lines = command_line() + slurm_jobs() + imports() + empty_step()
     lines += overhead("API / by hand at a 20 ms step", "20ms", 1.01)
     lines += overhead("… with the progress bar drawn", "20ms-drawn", None)
     lines += overhead("… with a dataset class of one's own", "20ms-own-dataset", None)
