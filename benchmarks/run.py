@@ -26,8 +26,8 @@ ENVIRON = {name: value for name, value in os.environ.items() if not name.startsw
 ENVIRON["XDG_CONFIG_HOME"] = str(HERE)
 sys.path.insert(0, str(HERE))
 
-from slurm import submission  # noqa: E402
 from stats import estimate  # noqa: E402
+from submission import submission  # noqa: E402
 
 
 @dataclass(frozen=True)
