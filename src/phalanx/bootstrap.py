@@ -457,12 +457,7 @@ def parser(prog: Optional[str] = None) -> argparse.ArgumentParser:
 
 def wanted_of(args: Any) -> Wanted:
     """Raises BootstrapError for an extra that can't be one."""
-    extras = [word for group in args.extras for word in group]
-    for word in extras:
-        if "://" not in word and re.search(r"[/\\]", word) and not os.path.exists(word.partition("[")[0]):
-            raise BootstrapError(
-                "--with %s: there is no such file, and it is no package's name; PATH comes before --with" % word
-            )
+    extras = [_extra(word) for group in args.extras for word in group]
     return Wanted(
         kind=args.kind,
         phalanx=args.phalanx or ("phalanx" if args.wheelhouse else phalanx_source()),
@@ -472,6 +467,18 @@ def wanted_of(args: Any) -> Wanted:
         torch_index_url=args.torch_index_url,
         constraint=args.constraint and os.path.abspath(args.constraint),
     )
+
+
+def _extra(word: str) -> str:
+    """A name or requirement as it is, a file by its whole path."""
+    if "://" in word or not re.search(r"[/\\]", word):
+        return word
+    path, bracket, names = word.partition("[")
+    if not os.path.exists(path):
+        raise BootstrapError(
+            "--with %s: there is no such file, and it is no package's name; PATH comes before --with" % word
+        )
+    return os.path.abspath(path) + bracket + names
 
 
 def carry_out(argv: Optional[Sequence[str]] = None, prog: Optional[str] = None) -> None:

@@ -136,6 +136,20 @@ def test_path_and_extras_stand_anywhere(capsys, tmp_path):
     assert f"venv={tmp_path}/new\n" in texts.pop()
 
 
+def test_files_among_the_extras_have_whole_paths(capsys, tmp_path):
+    (tmp_path / "horovod").mkdir()
+    _, out, _ = preview(capsys, "--cpu", "new", "--with", "./horovod", "horovod")
+    assert f"--no-build-isolation {tmp_path}/horovod " in out
+    assert "--no-build-isolation horovod " in out
+
+
+def test_variables_in_paths_are_the_login_nodes(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("PROJECT", "/project/x")
+    _, out, _ = preview(capsys, "output=$PROJECT/logs/%j.out", "venv=$PROJECT/env")
+    assert "#SBATCH --output=/project/x/logs/env-env-%j.out\n" in out
+    assert "venv=/project/x/env\n" in out
+
+
 def test_extras_end_at_an_option_or_a_setting():
     argv = ["-c", "a.yaml", "--with", "horovod", "wandb==0.17", "mem=1G", "path", "--with=demo"]
     assert split_extras(argv) == (["-c", "a.yaml", "mem=1G", "path"], ["horovod", "wandb==0.17", "demo"])
@@ -169,11 +183,12 @@ def test_submission_saves_the_script_and_ends_with_the_id(tmp_path, capsys, monk
     sbatch.write_text(f'#!/bin/sh\ncat "$2" >{tmp_path}/submitted\necho 4711\n')
     sbatch.chmod(0o755)
     monkeypatch.setenv("PATH", f"{sbatch.parent}:{os.environ['PATH']}")
-    options = [] if saved else ["--no-save-script"]
-    assert main(["env", "job", "--cpu", "new", *options]) == 0
+    options = ["--cpu", "new", "output=logs/%j.out"]
+    assert main(["env", "job", *options, *([] if saved else ["--no-save-script"])]) == 0
     assert capsys.readouterr().out == "4711\n"
     submitted = (tmp_path / "submitted").read_text()
-    assert submitted == preview(capsys, "--cpu", "new")[1]
+    assert submitted == preview(capsys, *options)[1]
+    assert (tmp_path / "logs").is_dir()
     assert [path.read_text() for path in tmp_path.glob("slurm-scripts/*")] == [submitted] * saved
 
 

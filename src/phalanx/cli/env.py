@@ -68,7 +68,7 @@ def main(argv: Sequence[str]) -> int:
 def _job(argv: list[str]) -> None:
     words, extras = split_extras(argv)
     scanned = _scan(words)
-    loaded = load_config(scanned.files, scanned.overrides, os.environ)
+    loaded = submit.with_paths(load_config(scanned.files, scanned.overrides, os.environ), os.environ)
     job, build = job_of(loaded, scanned, extras)
     for note in loaded.notes:
         print(f"note: {note}", file=sys.stderr)
@@ -175,6 +175,7 @@ def _submit(job: submit.Job, script: Path | None) -> str:
     environment = submit.submission_environment(job.script)
     if script is not None:
         return client.submit([str(script)], environment)
+    submit._make_output_folders(job)
     with tempfile.TemporaryDirectory() as folder:
         unsaved = Path(folder, "job.sh")
         unsaved.write_text(job.script, encoding="utf-8")
