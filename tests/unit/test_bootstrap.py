@@ -75,16 +75,15 @@ def test_the_file_is_python_3_6():
     assert not attributes & {"removeprefix", "removesuffix", "is_relative_to", "readlink", "cache", "get_running_loop"}
 
 
-def test_old_pythons_run_it(tmp_path):
+def test_the_oldest_python_here_runs_it(tmp_path):
     pythons = old_pythons()
     if not pythons:
         pytest.skip("no Python from 3.6 to 3.9 is installed here")
     (tmp_path / "file").write_text("")
-    for python in pythons:
-        assert bootstrap_py("--help", python=python).returncode == 0
-        refused = bootstrap_py("--cpu", tmp_path / "file", python=python)
-        assert (refused.returncode, refused.stdout) == (2, "")
-        assert "is no folder" in refused.stderr
+    assert bootstrap_py("--help", python=pythons[0]).returncode == 0
+    refused = bootstrap_py("--cpu", tmp_path / "file", python=pythons[0])
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "is no folder" in refused.stderr
 
 
 def test_it_holds_no_host_name():
