@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 export PIP_NO_WARN_SCRIPT_LOCATION = 1
 
-.PHONY: demo check test bench lint clean slurm-packages
+.PHONY: demo check test bench lint clean slurm-packages container-packages
 
 demo: $(VENV)/.demo
 	$(BIN)/phalanx run --nproc 2 examples/digits/train.py
@@ -13,7 +13,7 @@ demo: $(VENV)/.demo
 check: lint
 	$(BIN)/python -m pytest -m "not slow and not gpu"
 
-test: lint slurm-packages
+test: lint slurm-packages container-packages
 	$(BIN)/python -m pytest -m "not gpu" --durations=15 --durations-min=10
 
 # A real Slurm cluster runs inside the tests, where it can: as root on Debian. Elsewhere those tests say that they were skipped.
@@ -45,6 +45,14 @@ $(VENV)/.demo: $(VENV)/bin/python pyproject.toml constraints.txt
 $(VENV)/.dev: $(VENV)/bin/python pyproject.toml constraints.txt
 	$(PIP) -e '.[dev]'
 	@touch $@ $(VENV)/.demo
+
+# The real Apptainer, from Debian's newest release, in a folder of its own.
+container-packages:
+	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  command -v apptainer >/dev/null || [ -x /opt/apptainer/usr/bin/apptainer ] || { \
+	    apt-get -qq update; apt-get -qq install -y --no-install-recommends patchelf squashfs-tools >/dev/null; \
+	    bash tests/containers/apptainer-install || echo "Apptainer could not be installed: tests in containers will be skipped"; }; \
+	else echo "no real Apptainer for the tests: its set-up needs root on Debian"; fi
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

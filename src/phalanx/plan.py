@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from . import secret
 from .config import JobConfig
 from .shell import Sh, Word, render
 
@@ -32,7 +33,8 @@ class LaunchPlan:
     the job runs: CPUs and threads when `cpus_per_task` isn't set for other machines, `device` and `backend` when
     nothing says whether those have GPUs. `num_workers` is None when each loader keeps its own. A `local` plan is
     for this machine, one with an `allocation` for that; the others are for a job to come. `versions` are those
-    of packages that `python` can import, as far as known.
+    of packages that `python` can import, as far as known. `runtime` is venv, apptainer or singularity; with a
+    container `python` is the image's and `host_python` one outside that has Phalanx.
     """
 
     name: str
@@ -55,6 +57,8 @@ class LaunchPlan:
     omp_num_threads: str | None
     num_workers: int | None
     python: str
+    host_python: str
+    runtime: str
     mpi_flavor: str
     versions: Mapping[str, str]
     environment: Mapping[str, Word]
@@ -94,8 +98,12 @@ class LaunchPlan:
             "omp_num_threads": self.omp_num_threads,
             "num_workers": self.num_workers,
             "python": self.python,
+            "runtime": self.runtime,
             "versions": dict(self.versions),
-            "environment": {name: _plain(value) for name, value in self.environment.items()},
+            "environment": {
+                name: secret.HIDDEN if secret.is_secret(name) else _plain(value)
+                for name, value in self.environment.items()
+            },
             "command": [_plain(word) for word in self.command],
             "command_line": render(self.command),
             "notes": list(self.notes),

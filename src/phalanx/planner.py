@@ -30,6 +30,7 @@ def make_plan(
     Raises PlanError when what is asked for can't be started: a cell that doesn't exist, more ranks than
     GPUs, a device or backend that isn't there.
     """
+    runtime = _runtime(config)
     local = _is_local(config) and not for_slurm and allocation is None
     resources = Resources(config, facts, local)
     chooser = _Chooser(config, facts, resources)
@@ -63,9 +64,11 @@ def make_plan(
         cpus_per_rank=per_rank,
         omp_num_threads=threads,
         num_workers=workers,
-        python=_python(config, facts),
+        python=_python(config, facts, runtime),
+        host_python=_python(config, facts, "venv") if runtime == "venv" else facts.python,
+        runtime=runtime,
         mpi_flavor=_flavor(config, facts),
-        versions={} if config.venv or config.python else facts.versions,
+        versions={} if config.venv or config.python or runtime != "venv" else facts.versions,
         environment=_environment(config, device, resources, threads, workers),
         allocation=allocation,
         notes=(*resources.notes, *chooser.notes),
@@ -79,10 +82,24 @@ def _is_local(config: JobConfig) -> bool:
     return config.nodes == 1 and config.launcher in ("auto", *LOCAL_LAUNCHERS)
 
 
-def _python(config: JobConfig, facts: Facts) -> str:
+def _runtime(config: JobConfig) -> str:
+    """Where ranks run. Raises PlanError for a container without an image."""
+    if config.runtime in ("venv", "none"):
+        return "venv"
+    if config.runtime == "auto":
+        return "apptainer" if config.container.image else "venv"
+    if not config.container.image:
+        raise PlanError(
+            f"runtime {config.runtime} needs an image: set container.image to a .sif file (phalanx container pull "
+            "makes one), or runtime=venv"
+        )
+    return config.runtime
+
+
+def _python(config: JobConfig, facts: Facts, runtime: str) -> str:
     """The ranks' interpreter; a relative one is of the folder in which the command was given."""
-    if config.python:
-        return config.python
+    if config.python or runtime != "venv":
+        return config.python or "python3"
     return str(PurePath(facts.cwd, config.venv, "bin", "python")) if config.venv else facts.python
 
 

@@ -6,6 +6,8 @@ import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from . import secret
+
 
 @dataclass(frozen=True)
 class Sh:
@@ -64,5 +66,6 @@ def evaluate(value: Word) -> str:
 
 def script(words: Iterable[Word], environment: Mapping[str, Word], folder: str) -> str:
     """A small shell script that runs `words` in `folder` with `environment` on top of its own."""
-    lines = ["#!/bin/bash", f"cd {shlex.quote(folder)} || exit", *exports(environment), f"exec {render(words)}", ""]
+    own = exports(secret.without(environment))
+    lines = ["#!/bin/bash", f"cd {shlex.quote(folder)} || exit", *own, f"exec {render(words)}", ""]
     return "\n".join(lines)

@@ -45,6 +45,11 @@ CASES = {
     "mpich": (*GPU_NODES, "launcher=mpirun", "mpirun.flavor=mpich", "mpirun.executable=mpiexec"),
     "single": ("nodes=1", "cpus_per_task=4", "time=30:00"),
     "uneven": ("nodes=2", "ntasks=3", "cpus_per_task=2", "launcher=srun"),
+    "container-torchrun": (*GPU_NODES, "container.image=/images/a.sif", "container.binds=/data:/data:ro"),
+    "container-srun": (
+        *(*GPU_NODES, "launcher=srun", "runtime=singularity", "container.image=a.sif", "container.clean_env=true"),
+        *("container.gpu=rocm", "container.pre=. /opt/env.sh", "env.WANDB_API_KEY=hush", "tmpdir=!sh /tmp/$USER"),
+    ),
     "everything": (
         *GPU_NODES,
         *("job_name=two words", "mem=64G", "qos=high", "exclusive=true", "venv=/venvs/a b", "tmpdir=/scratch"),

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
 
-from .. import __version__
+from .. import __version__, secret
 from ..plan import LaunchPlan
-from ..shell import Sh, Word, exports, layout, quote, render
+from ..shell import Sh, exports, layout, quote, render
 from .directives import directives
 from .environment import modules, proxies, tmpdir
 
@@ -78,12 +77,15 @@ def _text(title: str, *texts: str | None) -> list[str]:
 
 
 def _environment(plan: LaunchPlan) -> list[str]:
-    own: Mapping[str, Word] = {name: value for name, value in plan.environment.items() if name != "PHALANX_RUN_DIR"}
-    return ["# Environment", *exports(own)]
+    """`phalanx submit` hands secrets over in the environment; under plain `sbatch` they are the submitter's own."""
+    own = {name: value for name, value in plan.environment.items() if name != "PHALANX_RUN_DIR"}
+    hidden = secret.only(own)
+    note = [f"# Secret, so from the submission's environment alone: {' '.join(hidden)}"] if hidden else []
+    return ["# Environment", *exports(secret.without(own)), *note]
 
 
 def _venv(plan: LaunchPlan) -> list[str]:
-    if not plan.config.venv:
+    if not plan.config.venv or plan.runtime != "venv":
         return []
     return ["# Virtual environment", f". {shlex.quote(str(PurePath(plan.cwd, plan.config.venv, 'bin/activate')))}"]
 
@@ -118,6 +120,6 @@ def _launch(plan: LaunchPlan, text: str) -> list[str]:
     which it ended. What comes after cannot change it."""
     own = plan.config.exec_command or text
     line = own.rstrip("\n") if own else layout(plan.command)
-    report = render([plan.python, "-m", "phalanx.report_failure", Sh('"$PHALANX_RUN_DIR" "$status"')])
+    report = render([plan.host_python, "-m", "phalanx.report_failure", Sh('"$PHALANX_RUN_DIR" "$status"')])
     split = ["# shellcheck disable=SC2046  # one word a variable"] if "$(compgen" in line else []
     return ["# Launch", *split, line, "status=$?", f'[ "$status" -eq 0 ] || {report} || status=$?']

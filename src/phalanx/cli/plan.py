@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from .. import secret
+from ..containers.wrap import shown
 from ..plan import LaunchPlan
 from ..shell import Sh, Word, render
 from .launch import OPTIONS, plan_of, request_of
@@ -64,7 +66,14 @@ def _rows(plan: LaunchPlan) -> Iterator[tuple[str, str]]:
     yield "OMP_NUM_THREADS", plan.omp_num_threads or "known on the nodes"
     yield "loader workers", "each loader's own" if plan.num_workers is None else str(plan.num_workers)
     yield "python", f"{plan.python} ({versions})" if versions else plan.python
-    yield "environment", "\n".join(f"{name}={_text(value)}" for name, value in plan.environment.items())
+    yield "runtime", plan.runtime if plan.runtime == "venv" else shown(plan)
+    yield (
+        "environment",
+        "\n".join(
+            f"{name}={secret.HIDDEN if secret.is_secret(name) else _text(value)}"
+            for name, value in plan.environment.items()
+        ),
+    )
     yield "command", render(plan.command) or "none: see notes"
     yield "notes", "\n".join(plan.notes) or "none"
 

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
+from ..containers import probe
 from ..errors import UsageError
 from ..schedulers.slurm import client, series, submit
 from ..schedulers.slurm.limits import check_limits
@@ -117,11 +118,20 @@ def _check(jobs: list[submit.Job], flags: frozenset[str], chain: int) -> None:
         for job in jobs:
             submit.check(job)
             check_limits(job.plan, partitions)
+        _look_into_images(jobs)
     for warning in dict.fromkeys(warning for job in jobs for warning in submit.warnings(job)):
         print(f"warning: {warning}", file=sys.stderr)
     count = len(jobs) * chain
     if count > series.CONFIRM_ABOVE and "yes" not in flags:
         _confirm(count, series.node_hours([job.plan for job in jobs]) * chain)
+
+
+def _look_into_images(jobs: list[submit.Job]) -> None:
+    """Once an image, however many jobs use it."""
+    contained = {str(job.plan.config.container): job.plan for job in jobs if job.plan.runtime != "venv"}
+    for plan in contained.values():
+        for line in probe.look(plan):
+            print(f"note: {line}", file=sys.stderr)
 
 
 def _confirm(count: int, node_hours: float) -> None:

@@ -95,6 +95,10 @@ def _user_file(environ: Mapping[str, str]) -> FilePath | None:
 def from_environment(environ: Mapping[str, str], problems: list[str]) -> Tree:
     """PHALANX_PRECISION, PHALANX_CHECKPOINT__EVERY_STEPS; an empty variable counts as unset."""
     tree: Tree = {}
+    switch = environ.get("USE_CONTAINER", "").lower()
+    if switch:
+        runtime = "venv" if switch in ("0", "false", "no", "off") else "apptainer"
+        tree = _override(("runtime",), runtime, "environment USE_CONTAINER", problems)
     for name in sorted(environ):
         if name.startswith("PHALANX_") and name not in RESERVED and environ[name]:
             path = tuple(name.removeprefix("PHALANX_").split("__"))

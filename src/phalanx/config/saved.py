@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path as FilePath
 from typing import Any
 
+from .. import secret
 from .interpolate import escape
 from .layers import SCRIPT, from_file
 from .loader import DEFAULT, Loaded
@@ -63,6 +64,8 @@ def run_config_text(loaded: Loaded) -> str:
     """config.yaml of a run: what was set above defaults and script, less what was meant for the command alone."""
     settings = chosen(loaded, lambda origin: origin not in (DEFAULT, SCRIPT))
     settings = {key: value for key, value in settings.items() if key not in _COMMANDS_OWN}
+    if "env" in settings:
+        settings["env"] = secret.without(settings["env"])
     return dump(settings) if settings else ""
 
 

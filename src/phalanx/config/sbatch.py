@@ -28,6 +28,8 @@ FLAGS = _names(
 OPTIONALS = _names("exclusive get_user_env nice no_kill oom_kill_step propagate resv_ports")
 
 PASSED = TEXTS | FLAGS | OPTIONALS
+# Those that a bare key means: `container` is a section of our own, so sbatch's is sbatch.container only.
+BARE = PASSED - {"container"}
 
 # What sbatch knows and a job file can't mean.
 REFUSED = {

@@ -13,6 +13,7 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from ..errors import ConfigError
 from ..registry import LAUNCHERS, STRATEGIES, TRACKERS, Entry, check_name
+from .container_schema import ContainerSettings
 from .section import NotNegative, Positive, Precision, Section, TextList
 from .slurm_schema import SlurmSettings
 
@@ -82,6 +83,10 @@ class JobConfig(SlurmSettings):
     fsdp: FsdpSettings = Field(default=FsdpSettings(), description="strategy fsdp")
 
     venv: str | None = Field(default=None, description="virtual environment of the ranks; unset: the command's own")
+    runtime: Literal["auto", "venv", "none", "apptainer", "singularity"] = Field(
+        default="auto", description="where ranks run: venv (also: none) or a container; auto: container.image, if any"
+    )
+    container: ContainerSettings = Field(default=ContainerSettings(), description="image of the ranks")
     python: str | None = Field(default=None, description="interpreter of the ranks; unset: the virtual environment's")
     env: dict[str, str] = Field(default={}, description="environment variables for the ranks")
     trackers: TextList = Field(default=(), description="copies of the metrics: " + ", ".join(TRACKERS))

@@ -143,7 +143,6 @@ class SlurmSettings(Section):
     profiling_sampling_rate: str | None = Field(default=None, description="of itwinai: without effect")
     itwinai_trainer: str | None = Field(default=None, description="of itwinai: without effect")
     debug: str | None = Field(default=None, description="of itwinai: without effect")
-    container_path: str | None = Field(default=None, description="of itwinai: without effect yet")
 
     @field_validator("before", "after", "exec_command", "training_cmd", mode="before")
     @classmethod
@@ -175,4 +174,4 @@ class SlurmSettings(Section):
         return words
 
 
-WITHOUT_EFFECT = ("py_spy", "profiling_sampling_rate", "itwinai_trainer", "debug", "container_path")
+WITHOUT_EFFECT = ("py_spy", "profiling_sampling_rate", "itwinai_trainer", "debug")

@@ -9,7 +9,7 @@ from functools import lru_cache
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from .sbatch import PASSED, REFUSED
+from .sbatch import BARE, REFUSED
 from .schema import JobConfig
 from .section import Section
 from .tree import Path
@@ -30,6 +30,7 @@ ALIASES = {
     "dist_strat": "strategy",
     "python_venv": "venv",
     "pre_exec_command": "before",
+    "container_path": "container.image",
 }
 
 
@@ -65,16 +66,18 @@ def canonical(path: Path) -> Path:
     if first in FREE:
         return (first, *path[1:])
     rest = tuple(part.replace("-", "_") for part in path[1:])
-    if first in PASSED and not rest:
+    if first in BARE and not rest:
         return ("sbatch", first)
-    return (ALIASES.get(first, first), *rest)
+    if (first, *rest) == ("container", "runtime"):
+        return ("runtime",)
+    return (*ALIASES.get(first, first).split("."), *rest)
 
 
 def nearest(key: str, others: Iterable[str] = ()) -> str:
     """` Did you mean 'x'?` for the nearest to `key` of settings and `others`, or an empty string."""
     spelt = {name: name for name in (*keys(), *sections(), *others)}
     spelt |= {name: name for name in ALIASES}
-    spelt |= {name: name for name in PASSED}
+    spelt |= {name: name for name in BARE}
     for name in keys():
         spelt.setdefault(name.rpartition(".")[2], name)
     near = get_close_matches(key.replace("-", "_"), list(spelt), n=1, cutoff=0.6)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 
+from ..containers.wrap import inside
 from ..plan import LaunchPlan
 from ..shell import Sh, Word, layout
 
@@ -37,8 +38,11 @@ def rank(plan: LaunchPlan) -> list[Word]:
     return [*plan.args] if plan.script is None else [plan.python, "-m", "phalanx.worker", plan.script, *plan.args]
 
 
-def task(words: list[Word]) -> list[Word]:
-    """`words` as what one task runs: shell text in them is evaluated there, not where the step is started."""
+def task(plan: LaunchPlan, words: list[Word]) -> list[Word]:
+    """`words` as what one task runs: shell text in them is evaluated there, not where the step is started; with a
+    container, that is around them."""
+    if plan.runtime != "venv":
+        return ["bash", "-c", inside(plan, words)]
     if any(isinstance(word, Sh) for word in words):
         return ["bash", "-c", layout([Sh("exec"), *words])]
     return words
@@ -66,7 +70,7 @@ def srun(plan: LaunchPlan, per_node: int, cpus_per_task: int | None, words: list
     bind = config.cpu_bind or ("none" if per_node == 1 else None)
     if bind:
         step.append(f"--cpu-bind={bind}")
-    return [*step, *config.srun_args, *task(words)]
+    return [*step, *config.srun_args, *task(plan, words)]
 
 
 def mpirun(plan: LaunchPlan, per_node: int, words: list[Word]) -> list[Word]:
@@ -80,7 +84,7 @@ def mpirun(plan: LaunchPlan, per_node: int, words: list[Word]) -> list[Word]:
     else:
         place = ["-np", str(count), "--map-by", "slot" if plan.ntasks else f"ppr:{per_node}:node"]
         place += ["--bind-to", "none", Sh(f"$({_travelling(plan)} | sed 's/^/-x /')")]
-    return [config.executable, *place, *config.args, *task(words)]
+    return [config.executable, *place, *config.args, *task(plan, words)]
 
 
 def _travelling(plan: LaunchPlan) -> str:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from ..plan import LaunchPlan
 from ..shell import Word
-from .base import Launcher, rank, srun
+from .base import Launcher, rank, srun, task
 
 
 class Python(Launcher):
     def command(self, plan: LaunchPlan) -> list[Word]:
         """Directly, or as the one task of a Slurm step: so a job's process is bound and ended as any other."""
-        return rank(plan) if plan.local else srun(plan, 1, plan.cpus_per_node, rank(plan))
+        return task(plan, rank(plan)) if plan.local else srun(plan, 1, plan.cpus_per_node, rank(plan))
 
     def environment(self, plan: LaunchPlan) -> dict[str, Word]:
         """Rank 0 of 1, so that a step or an MPI job around it doesn't make it a rank of theirs, and a

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..plan import LaunchPlan
 from ..shell import Sh, Word, quote
-from .base import HEAD, PORT, Launcher, mpirun, srun
+from .base import HEAD, PORT, Launcher, mpirun, srun, task
 
 # Which node this is, in the words of what started the task: in the batch shell every node would be node 0.
 _NODE = {"srun": "$SLURM_NODEID", "openmpi": "$OMPI_COMM_WORLD_RANK", "mpich": "$PMI_RANK"}
@@ -18,7 +18,7 @@ class Torchrun(Launcher):
     def command(self, plan: LaunchPlan) -> list[Word]:
         by_mpi = plan.config.torchrun.start == "mpirun"
         if plan.local:
-            return _agent(plan, _local_rendezvous(plan))
+            return task(plan, _agent(plan, _local_rendezvous(plan)))
         agent = _agent(plan, _rendezvous(plan, plan.mpi_flavor if by_mpi else "srun"))
         return mpirun(plan, 1, agent) if by_mpi else srun(plan, 1, plan.cpus_per_node, agent)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from .. import shell
 from ..config import RESERVED, Loaded, save_run_config
+from ..containers import probe
 from ..errors import MissingExtraError, PlanError
 from ..plan import LOCAL_LAUNCHERS, LaunchPlan
 from ..rundir import discard, find_run_dir, new_run_dir, write_atomic
@@ -79,6 +80,7 @@ def _check(plan: LaunchPlan) -> None:
         raise PlanError(f"launcher {plan.launcher} has no single command to run here: use --launcher torchrun")
     if plan.script is not None:
         _check_script(Path(plan.script))
+    probe.check(plan)
     _check_python(plan)
 
 
@@ -108,6 +110,11 @@ def _check_script(script: Path) -> None:
 
 
 def _check_python(plan: LaunchPlan) -> None:
+    if plan.runtime != "venv":
+        program = plan.config.container.executable or plan.runtime
+        if plan.allocation is None and shutil.which(program) is None:
+            raise PlanError(f"{program} is not on PATH: load its module, or use --runtime venv")
+        return
     if plan.python != sys.executable:
         if shutil.which(plan.python) is None:
             raise PlanError(f"there is no python at {plan.python}: set venv to a virtual environment's folder")

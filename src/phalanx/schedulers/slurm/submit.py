@@ -11,9 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ... import secret
 from ...batch.script import Inserts, render_script
 from ...config import Loaded, save_run_config
 from ...config.saved import run_config_text
+from ...containers import probe
 from ...environments import environment_warnings
 from ...errors import PlanError
 from ...facts import Facts
@@ -21,6 +23,7 @@ from ...plan import LaunchPlan
 from ...planner import make_plan
 from ...program import Program
 from ...rundir import discard, find_run_dir, new_run_dir, write_atomic
+from ...shell import evaluate
 from ..local import without_other_launches
 from ..source import save_snapshot, save_source, tracked
 from . import client
@@ -112,6 +115,7 @@ def save(job: Job) -> Path:
 def check(job: Job) -> None:
     """What would fail only after hours in the queue; raises PlanError."""
     plan = job.plan
+    probe.check(plan)
     if plan.config.snapshot:
         tracked(Path(plan.cwd))
     if plan.script is not None and not Path(plan.cwd, plan.script).is_file():
@@ -119,7 +123,7 @@ def check(job: Job) -> None:
             f"there is no script {plan.script!r} in {plan.cwd}: give the path of a python file (--force submits all "
             "the same, for a file that only the nodes see)"
         )
-    if "/" in plan.python and shutil.which(plan.python) is None:
+    if plan.runtime == "venv" and "/" in plan.python and shutil.which(plan.python) is None:
         raise PlanError(
             f"there is no python at {plan.python}: set venv to a virtual environment's folder, or python (--force "
             "submits all the same, for one that only the nodes see)"
@@ -149,7 +153,8 @@ def submit(job: Job, ids: list[str], chain: int = 1, series: str | None = None) 
     old = config.resume is not None
     run_dir = find_run_dir(config.run_root, job.plan.name, config.resume or "") if old else None
     run_dir = run_dir or new_run_dir(Path(job.plan.cwd, config.run_root), job.plan.name)
-    environment = submission_environment(job.script)
+    hidden = {name: evaluate(value) for name, value in secret.only(job.plan.environment).items()}
+    environment = submission_environment(job.script) | hidden
     after: str | None = None
     try:
         _write(job, run_dir)

@@ -1,0 +1,1 @@
+"""Containers: ranks and agents inside an Apptainer or Singularity image, everything else outside."""

@@ -1,0 +1,61 @@
+#!/bin/bash
+#SBATCH --job-name=train
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=4
+#SBATCH --cpus-per-task=8
+#SBATCH --gpus-per-node=4
+#SBATCH --time=12:00:00
+#SBATCH --partition=gpu
+#SBATCH --account=proj
+#SBATCH --open-mode=append
+#SBATCH --chdir=/home/me/project
+# srun, ddp, ranks 2 x 4 (phalanx 0.1.0)
+
+set -o pipefail
+
+run_dir=${1:-/home/me/project/runs/train/job-${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}}
+export PHALANX_RUN_DIR="$run_dir${SLURM_ARRAY_TASK_ID:+/array-$SLURM_ARRAY_TASK_ID}"
+mkdir -p "$PHALANX_RUN_DIR/jobs" || exit
+date +%s >>"$PHALANX_RUN_DIR/jobs/$SLURM_JOB_ID.start"
+[ -e "$PHALANX_RUN_DIR/config.yaml" ] || cat >"$PHALANX_RUN_DIR/config.yaml" <<'END_OF_CONFIG'
+strategy: ddp
+END_OF_CONFIG
+
+# Environment
+export PYTHONUNBUFFERED=1
+export OMP_NUM_THREADS=8
+export PHALANX_CPUS_PER_RANK=8
+export PHALANX_EXPECTED_WORLD_SIZE=8
+# Secret, so from the submission's environment alone: WANDB_API_KEY
+
+# Temporary files, on each node
+export TMPDIR="/tmp/$USER"
+export TRITON_CACHE_DIR="$TMPDIR/triton"
+export TORCHINDUCTOR_CACHE_DIR="$TMPDIR/inductor"
+mkdir -p "$TMPDIR"
+
+# Launch
+# shellcheck disable=SC2046  # one word a variable
+srun \
+  --nodes=2 \
+  --ntasks=8 \
+  --ntasks-per-node=4 \
+  --cpus-per-task=8 \
+  --kill-on-bad-exit=1 \
+  bash -c 'if [ -n "${TMPDIR:-}" ]; then mkdir -p "$TMPDIR"; fi
+for name in $(compgen -e | grep -E '"'"'^((RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|NODE_RANK|GROUP_RANK|TMPDIR|PYTHONUNBUFFERED|http_proxy|https_proxy|no_proxy|HTTP_PROXY|HTTPS_PROXY|NO_PROXY|TERM|USER|PYTHONUNBUFFERED|WANDB_API_KEY|OMP_NUM_THREADS|PHALANX_CPUS_PER_RANK|PHALANX_EXPECTED_WORLD_SIZE|PHALANX_RUN_DIR)$|SLURM_|PMI|OMPI_|MPI_|MV2_|HYDRA_|PALS_|FLUX_|PHALANX_|TORCHELASTIC_|MASTER_|CUDA_|NVIDIA_|ROCR_|HIP_|NCCL_|RCCL_|GLOO_|UCX_|FI_|OMP_|MKL_|OPENBLAS_|TRITON_|TORCH|MIOPEN_|WANDB_|MLFLOW_|HF_|HUGGING_FACE_|ACCELERATE_|DS_)'"'"'); do export "SINGULARITYENV_$name=${!name}"; done
+exec singularity exec \
+  --no-eval \
+  --mount=type=bind,source=/home/me/project,destination=/home/me/project \
+  --mount="type=bind,\"source=$PHALANX_RUN_DIR\",\"destination=$PHALANX_RUN_DIR\"" \
+  --mount="type=bind,\"source=$TMPDIR\",\"destination=$TMPDIR\"" \
+  --cleanenv \
+  --rocm \
+  /home/me/project/a.sif sh -c '"'"'. /opt/env.sh
+exec "$@"'"'"' sh python3 -m phalanx.worker train.py \
+  --lr 1e-3 '"'"'it'"'"'"'"'"'"'"'"'s $5'"'"''
+status=$?
+[ "$status" -eq 0 ] || /py/bin/python -m phalanx.report_failure "$PHALANX_RUN_DIR" "$status" || status=$?
+
+echo "$status" >"$PHALANX_RUN_DIR/jobs/$SLURM_JOB_ID.exit"
+exit "$status"

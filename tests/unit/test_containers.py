@@ -1,0 +1,243 @@
+"""Commands that run ranks in an image, with a stand-in for the runtime that shows what it was given."""
+
+import csv
+import os
+import subprocess
+
+import pytest
+
+from phalanx.cli.main import main
+from phalanx.config import load_config
+from phalanx.containers import images, probe
+from phalanx.containers.wrap import parts
+from phalanx.errors import ConfigError, PlanError
+from phalanx.facts import Facts
+from phalanx.planner import make_plan
+from phalanx.program import Program
+from phalanx.secret import is_secret
+from phalanx.shell import render
+
+RUNTIME = r"""#!/bin/bash
+n=$(ls "$SEEN" | wc -l)
+printf '%s\0' "$@" >"$SEEN/$n.argv"; env -0 >"$SEEN/$n.env"
+"""
+SRUN = r"""#!/bin/bash
+while [[ $1 = -* ]]; do shift; done
+for node in 0 1; do SLURM_NODEID=$node SLURM_PROCID=$node SLURM_STEP_ID=0 "$@" || exit; done
+"""
+
+
+def plan(cwd, *overrides, slurm=False, script="train.py", args=(), **environ):
+    config = load_config((), [f"container.image={cwd}/i.sif", *overrides], environ).config
+    facts = Facts("here", 8, 0, "/host/python", "Linux", "x86_64", cwd=str(cwd))
+    return make_plan(config, facts, Program(script, args), for_slurm=slurm)
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Carries a plan's command out; what each start of the runtime was given, as (words, variables)."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "seen").mkdir()
+    for name, text in (("apptainer", RUNTIME), ("singularity", RUNTIME), ("srun", SRUN)):
+        (tmp_path / "bin" / name).write_text(text)
+        (tmp_path / "bin" / name).chmod(0o755)
+
+    def start(made, **more):
+        environ = {
+            "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
+            **{"SEEN": str(tmp_path / "seen"), "PHALANX_RUN_DIR": str(tmp_path / "a,b:c"), **more},
+            **{name: str(value) for name, value in made.environment.items() if name != "PHALANX_RUN_DIR"},
+        }
+        done = subprocess.run(["bash", "-c", render(made.command)], env=environ, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        files = sorted((tmp_path / "seen").glob("*.argv"), key=lambda path: int(path.stem))
+        return [(_split(path), dict(pair.split("=", 1) for pair in _split(path.with_suffix(".env")))) for path in files]
+
+    return start
+
+
+def _split(path):
+    return path.read_text().split("\0")[:-1]
+
+
+def test_a_rank_is_executed_in_the_image_with_the_projects_folders_bound(tmp_path, run):
+    ((words, _),) = run(plan(tmp_path, r"container.binds=/data\:x:/data:ro", args=("--x", "a b", "$y")))
+    assert words[0] == "exec"
+    image = words.index(f"{tmp_path}/i.sif")
+    assert "--no-eval" in words[:image]
+    mounts = [next(csv.reader([word[8:]])) for word in words[:image] if word.startswith("--mount=")]
+    folders = (str(tmp_path), f"{tmp_path}/a,b:c")
+    assert mounts == [
+        *(["type=bind", f"source={folder}", f"destination={folder}"] for folder in folders),
+        ["type=bind", "source=/data:x", "destination=/data", "ro"],
+    ]
+    assert words[image + 1 :] == ["python3", "-m", "phalanx.worker", "train.py", "--x", "a b", "$y"]
+
+
+def test_ranks_variables_are_given_explicitly_and_per_task_as_written(tmp_path, run):
+    odd = "x y, $HOME `id` \"q\" 'a'"
+    made = plan(tmp_path, "nodes=2", "launcher=srun", "container.clean_env=true", f"env.A={odd}", slurm=True)
+    seen = run(made, MASTER_ADDR="node1", WANDB_API_KEY="hush", OTHER="o")
+    assert len(seen) == 2
+    for rank, (words, variables) in enumerate(seen):
+        assert "--cleanenv" in words
+        assert variables["APPTAINERENV_SLURM_PROCID"] == str(rank)
+        assert variables["APPTAINERENV_A"] == odd
+        assert variables["APPTAINERENV_MASTER_ADDR"] == "node1"
+        assert variables["APPTAINERENV_PYTHONUNBUFFERED"] == "1"
+        assert variables["APPTAINERENV_WANDB_API_KEY"] == "hush"
+        assert "APPTAINERENV_OTHER" not in variables
+        assert "APPTAINERENV_PATH" not in variables
+        assert not [word for word in words if "hush" in word]  # never among a process's arguments
+
+
+def test_agents_run_inside_and_learn_their_node_outside(tmp_path, run):
+    seen = run(plan(tmp_path, "nodes=2", "nproc=2", slurm=True), PHALANX_RDZV_HOST="h", PHALANX_RDZV_PORT="20000")
+    assert [words[words.index("--rdzv-conf") + 1] for words, _ in seen] == ["is_host=1,rank=0", "is_host=0,rank=1"]
+    for words, _ in seen:
+        assert words.index(f"{tmp_path}/i.sif") < words.index("torch.distributed.run")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["container.gpu=nv"], "--nv"),
+        (["container.gpu=rocm"], "--rocm"),
+        (["container.home=none"], "--no-home"),
+        (["container.home=/tmp/h"], "--home=/tmp/h"),
+        (["container.args=--writable-tmpfs,--contain"], "--contain"),
+    ],
+)
+def test_options_of_the_runtime(tmp_path, run, overrides, expected):
+    ((words, _),) = run(plan(tmp_path, *overrides))
+    assert expected in words[: words.index(f"{tmp_path}/i.sif")]
+
+
+def test_lines_before_run_inside(tmp_path, run):
+    ((words, _),) = run(plan(tmp_path, "container.pre=. /opt/x\nexport A=1"))
+    inside = words[words.index(f"{tmp_path}/i.sif") + 1 :]
+    assert inside[:2] == ["sh", "-c"]
+    assert inside[2] == '. /opt/x\nexport A=1\nexec "$@"'
+    assert inside[3:] == ["sh", "python3", "-m", "phalanx.worker", "train.py"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "environ", "runtime"),
+    [
+        ([], {}, "apptainer"),
+        (["runtime=venv"], {}, "venv"),
+        (["runtime=singularity"], {}, "singularity"),
+        (["container.runtime=none"], {}, "venv"),
+        ([], {"USE_CONTAINER": "0"}, "venv"),
+        ([], {"USE_CONTAINER": "1"}, "apptainer"),
+        (["runtime=apptainer"], {"USE_CONTAINER": "0"}, "apptainer"),
+    ],
+)
+def test_one_switch_says_where_ranks_run(tmp_path, overrides, environ, runtime):
+    made = plan(tmp_path, *overrides, **environ)
+    assert made.runtime == runtime
+    assert (made.python == "python3") == (runtime != "venv")
+
+
+def test_a_container_without_an_image_is_refused():
+    config = load_config((), ["runtime=apptainer"], {}).config
+    with pytest.raises(PlanError, match=r"container\.image"):
+        make_plan(config, Facts("h", 8, 0, "/p", "Linux", "x86_64"), Program("t.py"))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["container.image=nix.sif"], ["'nix.sif'", "phalanx container pull"]),
+        (["container.image=docker://a/b"], ["docker://a/b", "once", "phalanx container pull docker://a/b"]),
+        (["container.binds=/nix:/x"], ["/nix", "container.binds"]),
+    ],
+)
+def test_what_is_not_there_is_said_before(tmp_path, overrides, words):
+    (tmp_path / "i.sif").touch()
+    probe.check(plan(tmp_path))
+    with pytest.raises(PlanError) as caught:
+        probe.check(plan(tmp_path, *overrides))
+    for word in words:
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("bind", "expected"),
+    [
+        ("/a", ("/a", "/a", "")),
+        ("/a:/b", ("/a", "/b", "")),
+        ("/a:/b:ro", ("/a", "/b", "ro")),
+        (r"/a\,b\:c:/b", ("/a,b:c", "/b", "")),
+        ("/a,b", ("/a,b", "/a,b", "")),
+    ],
+)
+def test_binds_are_read_as_the_runtimes_write_them(bind, expected):
+    assert parts(bind) == expected
+
+
+def test_a_definition_keeps_the_images_torch_and_copies_no_secrets(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / ".env").write_text("WANDB_API_KEY=hush")
+    (tmp_path / "requirements.txt").write_text("einops\n")
+    assert (
+        main(
+            ["container", "definition", "--from", "pytorch", "--with", "horovod", "--requirements", "requirements.txt"]
+        )
+        == 0
+    )
+    text = capsys.readouterr().out
+    assert "From: docker.io/pytorch/pytorch:" in text
+    assert text.index("/torch.txt") < text.index("pip install")
+    assert all("-c /torch.txt" in line for line in text.splitlines() if "pip install" in line)
+    assert "HOROVOD_WITH_PYTORCH=1" in text
+    assert ".env" not in text
+    assert main(["container", "definition", "--requirements", ".env"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("uri", "name"),
+    [("docker://nvcr.io/nvidia/pytorch:25.09-py3", "pytorch_25.09-py3.sif"), ("oras://h/a", "a.sif")],
+)
+def test_a_pulled_image_is_named_after_its_address(uri, name):
+    assert images.file_name(uri) == name
+
+
+def test_a_cache_in_the_home_is_warned_of(tmp_path, capsys):
+    config = load_config((), (), {}).config.container
+    images.warn_of_home(config, "apptainer", {"HOME": str(tmp_path)})
+    assert f"{tmp_path}/.apptainer/cache" in capsys.readouterr().err
+    images.warn_of_home(config.model_copy(update={"cache": "/scratch/c"}), "apptainer", {"HOME": str(tmp_path)})
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    "name", ["WANDB_API_KEY", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "DB_PASSWORD", "MY_APIKEY", "TOKEN"]
+)
+def test_names_of_secrets(name):
+    assert is_secret(name)
+
+
+@pytest.mark.parametrize(
+    "name", ["TOKENIZERS_PARALLELISM", "KEYBOARD", "MONKEY", "SECRETARY", "NCCL_DEBUG", "SORT_KEYS"]
+)
+def test_names_of_no_secrets(name):
+    assert not is_secret(name)
+
+
+def test_secrets_stand_in_no_plan_and_no_script(tmp_path):
+    from phalanx.batch.script import render_script
+    from phalanx.config.saved import run_config_text
+
+    loaded = load_config((), ["env.WANDB_API_KEY=hush", "env.A=1"], {})
+    made = make_plan(loaded.config, Facts("h", 8, 0, "/p", "Linux", "x86_64"), Program("t.py"), for_slurm=True)
+    for text in (made.to_json(), run_config_text(loaded), render_script(made, run_config_text(loaded))):
+        assert "hush" not in text
+    assert made.environment["WANDB_API_KEY"] == "hush"  # it reaches the ranks
+
+
+def test_unknown_words_of_the_section_are_errors():
+    with pytest.raises(ConfigError, match=r"container\.imag"):
+        load_config((), ["container.imag=x"], {})
+    with pytest.raises(ConfigError, match="no option"):
+        load_config((), ["container.args=x"], {})
