@@ -30,7 +30,8 @@ def inside(plan: LaunchPlan, words: list[Word]) -> str:
     `exec`: `run` without a runscript ends well and runs nothing.
     """
     runtime = plan.runtime.upper()
-    names = "|".join((*_NAMES, *(name for name in plan.environment if name not in _HOST_ONLY)))
+    own = [name for name in (*_NAMES, *plan.environment) if name not in _HOST_ONLY and not name.startswith(_PREFIXES)]
+    names = "|".join(dict.fromkeys(own))
     pattern = f"^(({names})$|{'|'.join(_PREFIXES)})"
     lines = [
         'if [ -n "${TMPDIR:-}" ]; then mkdir -p "$TMPDIR"; fi',

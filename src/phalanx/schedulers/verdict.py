@@ -177,7 +177,9 @@ def _died(death: Death, here: str, kind: str = "a rank") -> Culprit:
     calls its host localhost."""
     host = here if death.host in ("localhost", "127.0.0.1") else death.host
     if death.code >= 0:
-        return Culprit(death.rank, host, f"ended with exit code {death.code}", death.code, kind=kind)
+        # A container that could not be started ends with this code, and so does ssh.
+        hint = " (of a container: its image, a bind, a folder or the command is missing)" if death.code == 255 else ""
+        return Culprit(death.rank, host, f"ended with exit code {death.code}{hint}", death.code, kind=kind)
     name = signal_name(-death.code)
     hint = " (often: out of memory)" if name == "SIGKILL" else ""
     if death.out_of_memory:
