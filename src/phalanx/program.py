@@ -31,10 +31,10 @@ class Program:
 def from_training_cmd(text: str) -> Program:
     """A command as shell text; one that starts with a `.py` file is that script with arguments.
 
-    A list of commands (`a && b`) is run as a whole, once a rank.
+    Anything else, and a list of commands (`a && b`, `a | tee log`), is run as a whole, once a rank.
     """
     match = _SCRIPT.fullmatch(text.strip())
     if match is None or _OPERATORS.search(match["rest"]):
-        return Program(None, ("bash", "-c", text.strip()))
+        return Program(None, ("bash", "-o", "pipefail", "-c", text.strip()))
     rest = match["rest"].strip()
     return Program(match["script"], (Sh(rest),) if rest else ())

@@ -1,8 +1,9 @@
-"""One rank: `python -m phalanx.worker SCRIPT [ARGUMENT]…`.
+"""One rank: `python -m phalanx.worker SCRIPT [ARGUMENT]…`, or `--exec COMMAND [ARGUMENT]…`.
 
 Runs the script in this very process as `python SCRIPT` would, with the variables that
 torch.distributed reads set. With PHALANX_RUN_DIR it also keeps the rank's log and, on a failure, a
-report in `errors/<rank>.json`. Scripts need not know of any of this.
+report in `errors/<rank>.json`. Scripts need not know of any of this. A command takes the process's place,
+with the same variables and log.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from .rundir import log_path
 from .topology import Topology, said_master
 from .world_size import check_world_size
 
-USAGE = "usage: python -m phalanx.worker SCRIPT [ARGUMENT]..."
+USAGE = "usage: python -m phalanx.worker SCRIPT [ARGUMENT]... | --exec COMMAND [ARGUMENT]..."
+EXEC = "--exec"
 INTERRUPTED = 130
 
 
@@ -48,7 +50,8 @@ class Rank:
 
 def main(arguments: list[str]) -> None:
     """Run a script as this rank. Leaves by SystemExit unless the script ends well."""
-    if not arguments:
+    command = arguments[1:] if arguments[:1] == [EXEC] else None
+    if not arguments or command == []:
         print(USAGE, file=sys.stderr)
         sys.exit(PhalanxError.exit_code)
     folder = os.environ.get("PHALANX_RUN_DIR")
@@ -61,15 +64,26 @@ def main(arguments: list[str]) -> None:
         if files:
             files = _files(files.folder, str(rank), (rank, topology.node_rank, topology.world_size))
             log = _open_log(files, rank)
-        script = _existing(arguments[0])
+        script = None if command else _existing(arguments[0])
         _set_variables(topology, files.folder if files else None)
         _make_temporary_folders()
+        if command:
+            _become(command)
     except PhalanxError as error:
         print(f"phalanx: {error}", file=sys.stderr)
         if files and files.folder.is_dir():
             _report(error, files, rank, error.exit_code)
         sys.exit(error.exit_code)
+    assert script is not None
     _run(script, arguments, Rank(rank, files, log))
+
+
+def _become(command: list[str]) -> None:
+    """Put a command in this process's place; its exit code and signals are the rank's."""
+    try:
+        os.execvp(command[0], command)
+    except OSError as error:
+        raise PlanError(f"cannot start {command[0]!r} on host {_host()}: {error.strerror}") from None
 
 
 def _files(folder: Path, name: str, place: tuple[int, int, int] = (0, 0, 1)) -> RunFiles:

@@ -56,7 +56,8 @@ export TORCHINDUCTOR_CACHE_DIR="$TMPDIR/inductor"
 mkdir -p "$TMPDIR"
 
 # The agents' meeting point: this node, and a port of the job's own below the ephemeral ones
-PHALANX_RDZV_HOST="${SLURMD_NODENAME:-$(hostname)}"i
+PHALANX_RDZV_HOST="${SLURMD_NODENAME:-$(hostname)}"
+PHALANX_RDZV_HOST="${PHALANX_RDZV_HOST%%.*}"i"${PHALANX_RDZV_HOST#"${PHALANX_RDZV_HOST%%.*}"}"
 PHALANX_RDZV_PORT="${MASTER_PORT:-}"
 for try in 0 1 2 3 4 5 6 7; do
   [ -z "${MASTER_PORT:-}" ] || break

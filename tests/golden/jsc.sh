@@ -31,9 +31,11 @@ export PHALANX_HOST_SUFFIX=i
 export NCCL_IB_TIMEOUT=50
 export UCX_RC_TIMEOUT=4s
 export PHALANX_EXPECTED_WORLD_SIZE=8
+export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$((${SLURM_CPUS_ON_NODE:-1} / 4 > 1 ? ${SLURM_CPUS_ON_NODE:-1} / 4 : 1))}"
 
 # The agents' meeting point: this node, and a port of the job's own below the ephemeral ones
-PHALANX_RDZV_HOST="${SLURMD_NODENAME:-$(hostname)}"i
+PHALANX_RDZV_HOST="${SLURMD_NODENAME:-$(hostname)}"
+PHALANX_RDZV_HOST="${PHALANX_RDZV_HOST%%.*}"i"${PHALANX_RDZV_HOST#"${PHALANX_RDZV_HOST%%.*}"}"
 PHALANX_RDZV_PORT="${MASTER_PORT:-}"
 for try in 0 1 2 3 4 5 6 7; do
   [ -z "${MASTER_PORT:-}" ] || break

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
+
+from . import traces
 
 SCRIPT = Path(__file__).with_name("cluster")
 PHALANX = [sys.executable, "-m", "phalanx"]
 NODES, GPUS = 4, 2
-_MISSING = pytest.StashKey[str]()
+_MISSING = pytest.StashKey[list[str]]()
+_SKIPPED = "no Slurm cluster: this machine lacks"
 _ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "OUT_OF_MEMORY")
 
 
@@ -26,7 +30,8 @@ class Cluster:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.environment = {**os.environ, "CLUSTER_DIR": str(folder), "OMP_NUM_THREADS": "1"}
+        self.scratch = folder / "scratch"  # each node's own disk: the others can't see it
+        self.environment = {**os.environ, "CLUSTER_DIR": str(folder), "TMPDIR": str(self.scratch)}
 
     def __call__(self, *words: Any, check: bool = True, timeout: float = 120, **more: Any) -> str:
         """stdout of `cluster WORDS…`; stderr apart, since srun says there that a job waits."""
@@ -67,6 +72,18 @@ class Cluster:
             time.sleep(0.2)
 
 
+    def mend(self, timeout: float = 90) -> None:
+        """All nodes up, connected and idle, whatever a test did to them."""
+        self.ctl("scancel", "-u", "root", check=False)
+        for number in range(1, NODES + 1):
+            self("heal", f"node{number}", check=False)
+            self("boot", f"node{number}", check=False)  # says no if it runs
+        limit = time.monotonic() + timeout
+        while set(self.ctl("sinfo", "-h", "-N", "-o", "%T").split()) != {"idle"}:
+            assert time.monotonic() < limit, self.ctl("sinfo", "-N", "-l")
+            time.sleep(0.2)
+
+
 class User:
     """Someone on the login node, in a folder of their own, without settings of the machine's user."""
 
@@ -74,11 +91,13 @@ class User:
         self.cluster = cluster
         self.work = home / name
         self.work.mkdir(parents=True)
-        leave = ("PHALANX_", "SLURM_", "SBATCH_", "OMP_")
+        (home / "home").mkdir()
+        leave = ("PHALANX_", "SLURM", "SBATCH_", "SALLOC_", "SQUEUE_", "SINFO_", "OMP_", "OMPI_", "PMI", "MASTER_", "XDG_")
         self.environment = {name: text for name, text in os.environ.items() if not name.startswith(leave)}
         self.environment |= {
             "CLUSTER_DIR": str(cluster.folder),
-            "XDG_CONFIG_HOME": str(home / "xdg"),
+            "HOME": str(home / "home"),
+            "TMPDIR": str(cluster.scratch),
             "OMPI_ALLOW_RUN_AS_ROOT": "1",  # Open MPI asks root twice
             "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         }
@@ -120,43 +139,56 @@ class User:
         return "".join(path.read_text() for path in sorted(self.run_dir(name).glob("slurm-*.out")))
 
 
-def _missing(*more: str) -> str | None:
+def missing(*options: str) -> str | None:
     """Why there can be no cluster here."""
     if os.geteuid():
         return "root (each node is a set of namespaces)"
-    programs = ("slurmctld", "slurmd", "munged", "ip", "unshare", "nsenter", "mpirun", *more)
-    absent = [name for name in programs if shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin:/sbin") is None]
+    done = subprocess.run(["bash", str(SCRIPT), "missing", "--mpi", *options], capture_output=True, text=True)
+    absent = (done.stdout + done.stderr).split()
     return f"{', '.join(absent)} (Debian: make slurm-packages)" if absent else None
 
 
-def _cluster(request: pytest.FixtureRequest, *options: Any) -> Iterator[Cluster]:
-    missing = _missing(*(["slurmdbd", "mariadbd"] if "--db" in options else []))
-    if missing:
-        request.config.stash[_MISSING] = missing
-        pytest.skip(f"no Slurm cluster: this machine lacks {missing}")
-    folder = Path(tempfile.mkdtemp(prefix="phx-"))  # short: sockets in it have at most 108 letters
+def _skip(request: pytest.FixtureRequest, lacks: str) -> NoReturn:
+    request.config.stash.setdefault(_MISSING, []).append(lacks)
+    pytest.skip(f"{_SKIPPED} {lacks}")
+
+
+@contextmanager
+def cluster_of(folder: Path, nodes: int, *options: Any) -> Iterator[Cluster]:
+    """A cluster in `folder`, ended on leaving; nothing of it may be left then. Raises RuntimeError if it can't be."""
     cluster = Cluster(folder)
-    try:
-        up = cluster.run("up", "-n", NODES, "--gpus", GPUS, *options)
-        if up.returncode:
-            request.config.stash[_MISSING] = f"namespaces or devices: {up.stderr.strip()}"
-            pytest.skip(f"no Slurm cluster: {up.stderr.strip()}")
+    cluster("up", "-n", nodes, "--gpus", GPUS, "--private", cluster.scratch, *options)
+    with ExitStack() as after:
+        after.callback(cluster, "down")
         yield cluster
-    finally:
+        spaces = after.enter_context(traces.namespaces(folder))
         cluster("down")
-        shutil.rmtree(folder, ignore_errors=True)
+        assert traces.of(folder, spaces) == []
+
+
+def _for_the_session(request: pytest.FixtureRequest, *options: str) -> Iterator[Cluster]:
+    lacks = missing(*options)
+    if lacks:
+        _skip(request, lacks)
+    folder = Path(tempfile.mkdtemp(prefix="phx-"))  # short: sockets in it have at most 108 letters
+    with ExitStack() as after:
+        try:
+            cluster = after.enter_context(cluster_of(folder, NODES, *options))
+        except RuntimeError as error:
+            _skip(request, f"namespaces or devices: {error}")
+        yield cluster
 
 
 @pytest.fixture(scope="session")
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """Four nodes with two devices each, without accounting."""
-    yield from _cluster(request)
+    yield from _for_the_session(request)
 
 
 @pytest.fixture(scope="session")
 def accounting(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """A second cluster, with slurmdbd, so that sacct works."""
-    yield from _cluster(request, "--db")
+    yield from _for_the_session(request, "--db")
 
 
 @pytest.fixture
@@ -171,8 +203,26 @@ def user(slurm: Cluster, tmp_path: Path) -> User:
     return User(slurm, tmp_path, "work")
 
 
+@pytest.fixture
+def fragile(slurm: Cluster) -> Iterator[Cluster]:
+    """The cluster for a test that breaks nodes or cables."""
+    slurm.mend()
+    yield slurm
+    slurm.mend()
+
+
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """Skips must be loud: what wasn't proved, and what is missing."""
-    if _MISSING in config.stash:
-        terminalreporter.section("Slurm", red=True)
-        terminalreporter.line(f"NOT TESTED on a real Slurm cluster: this machine lacks {config.stash[_MISSING]}")
+    """Skips must be loud: how much wasn't proved, and what is missing. And where the time goes."""
+    took: Counter[str] = Counter()
+    for report in (report for reports in terminalreporter.stats.values() for report in reports):
+        if "tests/slurm/" in getattr(report, "nodeid", ""):
+            took[report.nodeid] += getattr(report, "duration", 0)
+    slow = [f"{seconds:6.1f} s  {name}" for name, seconds in took.most_common(10) if seconds > 10]
+    lacks = ", ".join(dict.fromkeys(config.stash.get(_MISSING, [])))
+    if slow or lacks:
+        terminalreporter.section(f"Slurm: {sum(took.values()):.0f} s", red=bool(lacks))
+    for line in slow:
+        terminalreporter.line(line)
+    if lacks:
+        count = sum(_SKIPPED in str(report.longrepr) for report in terminalreporter.stats.get("skipped", []))
+        terminalreporter.line(f"{count} tests NOT RUN on a real Slurm cluster: this machine lacks {lacks}", red=True)

@@ -123,6 +123,7 @@ while [[ $1 = -* ]]; do shift; done
 for node in 0 1; do SLURM_NODEID=$node SLURM_PROCID=$node SLURM_STEP_ID=0 "$@" || exit; done
 """,
     "rank": r"""#!/bin/bash
+if [ "$3" = --exec ]; then shift 3; exec "$@"; fi  # as the worker does
 n=$(ls "$SEEN" | wc -l)
 printf '%s\0' "$@" >"$SEEN/$n.argv"
 env -0 >"$SEEN/$n.env"
@@ -140,7 +141,7 @@ def batch_node(tmp_path):
         (tmp_path / "bin" / name).write_text(text)
         (tmp_path / "bin" / name).chmod(0o755)
 
-    def run(*overrides, argument=True, exit_code=0, **more):
+    def run(*overrides, argument=True, exit_code=0, node="lab07", **more):
         facts = Facts("login", 8, 0, str(tmp_path / "bin" / "rank"), "Linux", "x86_64", cwd=str(tmp_path))
         text = script("nodes=2", *overrides, facts=facts, **more)
         (tmp_path / "job.sh").write_text(text)
@@ -149,7 +150,13 @@ def batch_node(tmp_path):
             "SEEN": str(tmp_path / "seen"),
             "HOME": "/home/me",
             "RANK_EXIT": str(exit_code),
-            **{"SLURM_JOB_ID": "70001", "SLURM_NODEID": "0", "SLURM_PROCID": "0", "SLURM_NNODES": "2"},
+            **{
+                "SLURMD_NODENAME": node,
+                "SLURM_JOB_ID": "70001",
+                "SLURM_NODEID": "0",
+                "SLURM_PROCID": "0",
+                "SLURM_NNODES": "2",
+            },
         }
         words = ["bash", "job.sh", *([str(tmp_path / "run")] if argument else [])]
         done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
@@ -229,6 +236,17 @@ def test_the_users_lines_stand_where_they_were_asked_for():
     order = [text.index(word) for word in ("set -o pipefail", "echo before", "echo file", "\nsrun ", "echo after")]
     assert order == sorted(order)
     assert script("exec_command=./start --all").count("srun") == 0
+
+
+def test_the_fast_networks_name_of_a_node_is_before_its_domain(batch_node, monkeypatch):
+    done, seen = batch_node("nproc=2", "host_suffix=i", node="jw07.site")
+    assert done.returncode == 0, done.stderr
+    assert value(seen[1][0], "--rdzv-endpoint").startswith("jw07i.site:")
+
+
+def test_a_failure_in_a_pipe_of_training_cmd_is_one(batch_node):
+    done, _ = batch_node("nproc=1", "launcher=srun", "training_cmd=rank x | tee log", exit_code=7)
+    assert done.returncode == 7
 
 
 def test_shell_values_are_the_batch_shells_and_all_others_are_not(batch_node):

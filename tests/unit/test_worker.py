@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.worker import exit_status, failure
+from phalanx.worker import USAGE, exit_status, failure
 
 # Shared by all ranks that these tests start, so that each starts fast.
 BYTECODE = tempfile.TemporaryDirectory()
@@ -237,7 +237,7 @@ def test_no_script_shows_the_usage() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "phalanx.worker"], env=environment(), capture_output=True, text=True, timeout=60
     )
-    assert (done.returncode, done.stderr) == (2, "usage: python -m phalanx.worker SCRIPT [ARGUMENT]...\n")
+    assert (done.returncode, done.stderr) == (2, f"{USAGE}\n")
 
 
 def test_contradictory_variables_stop_the_rank_before_the_script(tmp_path: Path) -> None:
@@ -291,3 +291,20 @@ def test_above_64_ranks_logs_are_one_file_a_node(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-m", "phalanx.worker", str(script)], env=environ, check=True, timeout=60)
     assert [path.name for path in (tmp_path / "logs").iterdir()] == ["node1.log"]
     assert (tmp_path / "logs" / "node1.log").read_text() == "hello\n"
+
+
+def test_a_command_takes_the_ranks_place_with_its_variables_log_and_exit_code(tmp_path: Path) -> None:
+    command = ("sh", "-c", 'echo "$RANK of $WORLD_SIZE $1"; exit 5', "sh", "a b")
+    done = run("--exec", *command, rank=1, run_dir=tmp_path)
+    assert done.returncode == 5
+    assert done.stdout == ""
+    assert "1 of 2 a b" in (tmp_path / "logs" / "1.log").read_text()
+    assert run("--exec", *command, rank=0, run_dir=tmp_path).stdout == "0 of 2 a b\n"
+
+
+def test_a_command_that_is_not_there_is_named(tmp_path: Path) -> None:
+    done = run("--exec", "no-such-command", rank=0, run_dir=tmp_path)
+    assert done.returncode == 2
+    assert "no-such-command" in done.stderr
+    assert "no-such-command" in str(report(tmp_path)["exception"])
+    assert run("--exec", rank=0).returncode == 2

@@ -80,6 +80,9 @@ def _environment(plan: LaunchPlan) -> list[str]:
     """`phalanx submit` hands secrets over in the environment; under plain `sbatch` they are the submitter's own."""
     own = {name: value for name, value in plan.environment.items() if name != "PHALANX_RUN_DIR"}
     hidden = secret.only(own)
+    if plan.omp_num_threads is None:  # the share of what Slurm gives, which is known here only
+        share = f"${{SLURM_CPUS_ON_NODE:-1}} / {plan.nproc_per_node}"
+        own["OMP_NUM_THREADS"] = Sh(f"${{OMP_NUM_THREADS:-$(({share} > 1 ? {share} : 1))}}")
     note = [f"# Secret, so from the submission's environment alone: {' '.join(hidden)}"] if hidden else []
     return ["# Environment", *exports(secret.without(own)), *note]
 
@@ -97,6 +100,7 @@ def _rendezvous(plan: LaunchPlan) -> list[str]:
     return [
         "# The agents' meeting point: this node, and a port of the job's own below the ephemeral ones",
         f"PHALANX_RDZV_HOST={_head_address(plan)}",
+        *_suffix(plan.config.host_suffix),
         'PHALANX_RDZV_PORT="${MASTER_PORT:-}"',
         "for try in 0 1 2 3 4 5 6 7; do",
         '  [ -z "${MASTER_PORT:-}" ] || break',
@@ -112,7 +116,13 @@ def _head_address(plan: LaunchPlan) -> str:
     if config.interface and not config.host_suffix:
         device = shlex.quote(config.interface.split(",")[0])
         return f'$(ip -o -4 addr show dev {device} | awk \'{{sub("/.*", "", $4); print $4; exit}}\')'
-    return f'"${{SLURMD_NODENAME:-$(hostname)}}"{shlex.quote(config.host_suffix) if config.host_suffix else ""}'
+    return '"${SLURMD_NODENAME:-$(hostname)}"'
+
+
+def _suffix(suffix: str) -> list[str]:
+    """The name in the fast network: `node7i.cluster` of `node7.cluster`."""
+    parts = f'"${{PHALANX_RDZV_HOST%%.*}}"{shlex.quote(suffix)}"${{PHALANX_RDZV_HOST#"${{PHALANX_RDZV_HOST%%.*}}"}}"'
+    return [f"PHALANX_RDZV_HOST={parts}"] if suffix else []
 
 
 def _launch(plan: LaunchPlan, text: str) -> list[str]:

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from ..config import Loaded
-from ..errors import PlanError
+from ..errors import PlanError, SchedulerError
 from ..plan import LaunchPlan
 from ..planner import make_plan
 from ..schedulers.local import run_now
 from .launch import OPTIONS, Request, facts_for, plan_of, request_of
 from .options import Scanned, scan
+
+if TYPE_CHECKING:
+    from ..schedulers.slurm.allocation import Share
 
 HELP = """\
 usage: phalanx run [options] [KEY=VALUE]... SCRIPT [script arguments]
@@ -42,9 +47,10 @@ def main(argv: Sequence[str]) -> int:
         return 0
     request = request_of(scanned, "run")
     job = _allocation(scanned)
-    if job is not None:
-        return run_now(*_over_allocation(request, job))
-    if "local" not in scanned.flags and _login_node():
+    share = _share(job, "jobid" in scanned.values) if job is not None else None
+    if share is not None:
+        return run_now(*_over_allocation(request, share))
+    if job is None and "local" not in scanned.flags and _login_node():
         raise PlanError(
             "this is a node of a Slurm cluster outside any job: use `phalanx submit`, `salloc … phalanx run …` or "
             "--jobid ID, or --local to train right here"
@@ -65,10 +71,23 @@ def _allocation(scanned: Scanned) -> str | None:
     return allocation.current(os.environ)
 
 
-def _over_allocation(request: Request, job: str) -> tuple[LaunchPlan, Loaded]:
+def _share(job: str, named: bool) -> Share | None:
+    """What the allocation gives. One that is only known from the environment may not be one (a shell by ssh, a
+    container without Slurm's key): then the launch is local, and that is said."""
     from ..schedulers.slurm import allocation
 
-    share = allocation.find(job, os.environ)
+    try:
+        return allocation.find(job, os.environ)
+    except (PlanError, SchedulerError) as error:
+        if named:
+            raise
+        print(f"note: SLURM_JOB_ID={job}, but {error}; starting on this machine", file=sys.stderr)
+        return None
+
+
+def _over_allocation(request: Request, share: Share) -> tuple[LaunchPlan, Loaded]:
+    from ..schedulers.slurm import allocation
+
     loaded = allocation.fill(request.loaded, share)
     plan = make_plan(loaded.config, facts_for(loaded), request.program, allocation=share.allocation)
     meeting = allocation.meeting_point(share, loaded.config.host_suffix)

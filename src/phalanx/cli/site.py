@@ -29,18 +29,18 @@ A profile holds what a cluster needs, so that a project's own file needn't: expo
 def main(argv: Sequence[str]) -> int:
     """`argv` without `site`; the result is the exit code."""
     scanned = scan(argv, script=True, flags=("node",), valued=("out",))
-    if "help" in scanned.flags:
+    after = scan(scanned.args, script=scanned.script == "show", flags=("node",), valued=("out",))
+    if "help" in scanned.flags | after.flags:
         print(HELP)
         return 0
     if scanned.script == "init":
-        after = scan(scanned.args, script=False, flags=("node",), valued=("out",))
         return _init({**scanned.values, **after.values}.get("out"), "node" in scanned.flags | after.flags)
     if scanned.script == "list":
         for name, path in shipped().items():
             print(f"{name:<10} {path.read_text(encoding='utf-8').splitlines()[0].lstrip('# ')}")
         return 0
-    if scanned.script == "show" and len(scanned.args) == 1:
-        print(_shipped(scanned.args[0]).read_text(encoding="utf-8"), end="")
+    if scanned.script == "show" and after.script is not None:
+        print(_shipped(after.script).read_text(encoding="utf-8"), end="")
         return 0
     raise UsageError("expected phalanx site init, list or show NAME; see phalanx site --help")
 

@@ -108,6 +108,8 @@ def _say(jobs: list[submit.Job]) -> None:
             if line not in said:
                 print(f"{job.name}: {line}" if len(jobs) > 1 else f"note: {line}", file=sys.stderr)
                 said.add(line)
+    for warning in dict.fromkeys(warning for job in jobs for warning in submit.warnings(job)):
+        print(f"warning: {warning}", file=sys.stderr)
 
 
 def _check(jobs: list[submit.Job], flags: frozenset[str], chain: int) -> None:
@@ -119,8 +121,6 @@ def _check(jobs: list[submit.Job], flags: frozenset[str], chain: int) -> None:
             submit.check(job)
             check_limits(job.plan, partitions)
         _look_into_images(jobs)
-    for warning in dict.fromkeys(warning for job in jobs for warning in submit.warnings(job)):
-        print(f"warning: {warning}", file=sys.stderr)
     count = len(jobs) * chain
     if count > series.CONFIRM_ABOVE and "yes" not in flags:
         _confirm(count, series.node_hours([job.plan for job in jobs]) * chain)

@@ -35,7 +35,12 @@ class Launcher(ABC):
 
 def rank(plan: LaunchPlan) -> list[Word]:
     """The whole command of one rank."""
-    return [*plan.args] if plan.script is None else [plan.python, "-m", "phalanx.worker", plan.script, *plan.args]
+    return [plan.python, "-m", *worker(plan)]
+
+
+def worker(plan: LaunchPlan) -> list[Word]:
+    """The module that makes a process a rank, with the script or the command that it runs."""
+    return ["phalanx.worker", "--exec" if plan.script is None else plan.script, *plan.args]
 
 
 def task(plan: LaunchPlan, words: list[Word]) -> list[Word]:

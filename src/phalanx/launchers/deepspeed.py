@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..plan import RUN_DIR_UNKNOWN, LaunchPlan
 from ..shell import Sh, Word
-from .base import HEAD, PORT, Launcher, srun
+from .base import HEAD, PORT, Launcher, srun, worker
 
 
 class Deepspeed(Launcher):
@@ -35,4 +35,4 @@ def _ranks(plan: LaunchPlan) -> list[Word]:
 
 
 def _module(plan: LaunchPlan) -> list[Word]:
-    return ["--module", "phalanx.worker", plan.script or "", *plan.args]
+    return ["--module", *worker(plan)]

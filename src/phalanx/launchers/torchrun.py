@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..plan import LaunchPlan
 from ..shell import Sh, Word, quote
-from .base import HEAD, PORT, Launcher, mpirun, srun, task
+from .base import HEAD, PORT, Launcher, mpirun, srun, task, worker
 
 # Which node this is, in the words of what started the task: in the batch shell every node would be node 0.
 _NODE = {"srun": "$SLURM_NODEID", "openmpi": "$OMPI_COMM_WORLD_RANK", "mpich": "$PMI_RANK"}
@@ -29,9 +29,8 @@ def _agent(plan: LaunchPlan, rendezvous: list[Word]) -> list[Word]:
     executable = plan.config.torchrun.executable
     agent: list[Word] = [executable] if executable else [plan.python, "-m", "torch.distributed.run"]
     agent += [*rendezvous, "--nproc-per-node", str(plan.nproc_per_node)]
-    program: list[Word] = ["--no-python", "--"] if plan.script is None else ["-m", "--", "phalanx.worker", plan.script]
-    passed: list[Word] = [*program, *plan.args]
-    return agent + [word if isinstance(word, Sh) else word.replace("$", "$$") for word in passed]
+    agent += ["-m", "--"]
+    return agent + [word if isinstance(word, Sh) else word.replace("$", "$$") for word in worker(plan)]
 
 
 def _local_rendezvous(plan: LaunchPlan) -> list[Word]:

@@ -15,6 +15,7 @@ from ...errors import PlanError
 from ...hostlist import expand_hostlist
 from ...plan import Allocation
 from ...ports import job_ports
+from ...topology import with_suffix
 from . import client
 from .states import JobState
 
@@ -101,4 +102,4 @@ def fill(loaded: Loaded, share: Share) -> Loaded:
 def meeting_point(share: Share, suffix: str) -> dict[str, str]:
     """Where agents of one launch meet: the first node, and a port that other launches in the job don't take."""
     port = next(job_ports(int(share.allocation.job_id), os.getpid()))
-    return {"PHALANX_RDZV_HOST": share.allocation.hosts[0] + suffix, "PHALANX_RDZV_PORT": str(port)}
+    return {"PHALANX_RDZV_HOST": with_suffix(share.allocation.hosts[0], suffix), "PHALANX_RDZV_PORT": str(port)}
