@@ -45,7 +45,7 @@ def make_plan(
     if isinstance(config.num_workers, int):
         workers = config.num_workers
     plan = LaunchPlan(
-        name=config.name or program.name,
+        name=run_name(config, program),
         config=config,
         script=program.script,
         args=program.args,
@@ -76,6 +76,11 @@ def make_plan(
     starter = load("launcher", LAUNCHERS, chooser.launcher)()
     plan = replace(plan, environment={**starter.environment(plan), **plan.environment})
     return replace(plan, command=tuple(starter.command(plan)), notes=(*plan.notes, *starter.notes(plan)))
+
+
+def run_name(config: JobConfig, program: Program) -> str:
+    """The folder, under the run root, of these runs: their name, else the job's, else the script's."""
+    return config.name or (config.job_name or "").replace("/", "_") or program.name
 
 
 def _is_local(config: JobConfig) -> bool:

@@ -12,7 +12,7 @@ from ..config.saved import CONFIG_FILE
 from ..errors import UsageError
 from ..facts import Facts, gather
 from ..plan import LaunchPlan
-from ..planner import make_plan
+from ..planner import make_plan, run_name
 from ..program import Program, from_training_cmd
 from ..rundir import find_run_dir
 from .options import Scanned
@@ -53,7 +53,7 @@ def request_of(scanned: Scanned, command: str, member: Mapping[str, str] | None 
     program = _program(scanned, loaded, command)
     config = loaded.config
     if config.resume is not None:
-        before = find_run_dir(config.run_root, config.name or program.name, config.resume) / CONFIG_FILE
+        before = find_run_dir(config.run_root, run_name(config, program), config.resume) / CONFIG_FILE
         if before.exists():
             loaded = _load(scanned, (before,), member, origin)
     return Request(loaded, program)

@@ -153,8 +153,8 @@ def unknown(jobs: Sequence[OurJob], target: str, root: Path) -> PlanError:
     words = [*names, *dict.fromkeys(job.series for job in reversed(jobs) if job.series)]
     ids = [job.job_id for job in jobs]
     near = did_you_mean(target, ids if target.isdecimal() else words)
-    listed = f"the newest runs are {', '.join(names[:5])}; job ids {', '.join(ids[-5:])}" if jobs else "it has no jobs"
-    return PlanError(f"no job, run or series {target!r} in {root}: {listed}.{near} The setting run_root says where")
+    listed = f"its newest runs: {', '.join(names[:5])}; jobs: {', '.join(ids[-5:])}" if jobs else "it has no jobs"
+    return PlanError(f"no job, run or series {target!r} in {root}: {listed}.{near} (--run-root names another folder)")
 
 
 def with_states(jobs: Sequence[OurJob], sacct: str = "auto", ask: bool = True) -> list[OurJob]:
