@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -11,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 
@@ -31,7 +32,7 @@ class Cluster:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.scratch = folder / "scratch"  # each node's own disk: the others can't see it
-        self.environment = {**os.environ, "CLUSTER_DIR": str(folder), "TMPDIR": str(self.scratch)}
+        self.environment = {**os.environ, "CLUSTER_DIR": str(folder)}
 
     def __call__(self, *words: Any, check: bool = True, timeout: float = 120, **more: Any) -> str:
         """stdout of `cluster WORDS…`; stderr apart, since srun says there that a job waits."""
@@ -145,37 +146,35 @@ def missing(*options: str) -> str | None:
         return "root (each node is a set of namespaces)"
     done = subprocess.run(["bash", str(SCRIPT), "missing", "--mpi", *options], capture_output=True, text=True)
     absent = (done.stdout + done.stderr).split()
-    return f"{', '.join(absent)} (Debian: make slurm-packages)" if absent else None
-
-
-def _skip(request: pytest.FixtureRequest, lacks: str) -> NoReturn:
-    request.config.stash.setdefault(_MISSING, []).append(lacks)
-    pytest.skip(f"{_SKIPPED} {lacks}")
+    if absent:
+        return f"{', '.join(absent)} (Debian: make slurm-packages)"
+    links = "ip link add br0 type bridge && ip link add a type veth peer name b"
+    words = ["unshare", "--mount", "--uts", "--ipc", "--net", "--pid", "--fork", "sh", "-c", links]
+    done = subprocess.run(words, capture_output=True, text=True)
+    return f"namespaces with networks ({done.stderr.strip()})" if done.returncode else None
 
 
 @contextmanager
 def cluster_of(folder: Path, nodes: int, *options: Any) -> Iterator[Cluster]:
-    """A cluster in `folder`, ended on leaving; nothing of it may be left then. Raises RuntimeError if it can't be."""
-    cluster = Cluster(folder)
-    cluster("up", "-n", nodes, "--gpus", GPUS, "--private", cluster.scratch, *options)
+    """A cluster in `folder`, ended on leaving; nothing of it may be left then. Raises RuntimeError if it doesn't come up."""
+    cluster, before = Cluster(folder), traces.strays()
     with ExitStack() as after:
+        after.callback(shutil.rmtree, folder, ignore_errors=True)
+        cluster("up", "-n", nodes, "--gpus", GPUS, "--private", cluster.scratch, *options)
         after.callback(cluster, "down")
         yield cluster
         spaces = after.enter_context(traces.namespaces(folder))
         cluster("down")
-        assert traces.of(folder, spaces) == []
+        assert traces.of(folder, spaces, before) == []
 
 
 def _for_the_session(request: pytest.FixtureRequest, *options: str) -> Iterator[Cluster]:
     lacks = missing(*options)
     if lacks:
-        _skip(request, lacks)
-    folder = Path(tempfile.mkdtemp(prefix="phx-"))  # short: sockets in it have at most 108 letters
-    with ExitStack() as after:
-        try:
-            cluster = after.enter_context(cluster_of(folder, NODES, *options))
-        except RuntimeError as error:
-            _skip(request, f"namespaces or devices: {error}")
+        request.config.stash.setdefault(_MISSING, []).append(lacks)
+        pytest.skip(f"{_SKIPPED} {lacks}")
+    # A short path: sockets in it have at most 108 letters.
+    with cluster_of(Path(tempfile.mkdtemp(prefix="phx-")), NODES, *options) as cluster:
         yield cluster
 
 

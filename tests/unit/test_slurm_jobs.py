@@ -159,7 +159,7 @@ def test_what_is_unknown_names_what_is_there(slurm, job, capsys):
         error = capsys.readouterr().err
         assert "no job, run or series 'digit' in" in error
         assert "Did you mean 'digits'?" in error
-        assert "job ids 4821" in error
+        assert "jobs: 4821" in error
         assert main([command, "4812"]) == 2
         assert "Did you mean '4821'?" in capsys.readouterr().err
     assert slurm.calls("scancel") == []
