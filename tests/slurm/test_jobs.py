@@ -86,6 +86,7 @@ def test_a_failing_rank_ends_the_job_with_its_own_code_and_is_named(user: User, 
         *("--launcher", launcher, "--wait", "bad.py"),
     )
     assert done.returncode == 7, done.stderr
+    assert "rank 1 on node2 failed: SystemExit: 7" in done.stderr
     assert time.monotonic() - start < 60
     job = done.stdout.splitlines()[-1]
     said = user.output("bad")

@@ -5,10 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from ..containers import probe
 from ..errors import UsageError
-from ..schedulers.slurm import client, series, submit
+from ..plan import LaunchPlan
+from ..schedulers.slurm import client, outcome, series, submit
+from ..schedulers.slurm import jobs as our_jobs
 from ..schedulers.slurm.limits import check_limits
 from ..schedulers.slurm.wait import wait_for
 from .launch import OPTIONS, facts_for, request_of
@@ -54,7 +57,18 @@ def main(argv: Sequence[str]) -> int:
     ids = carry_out(jobs, scanned.flags, chain)
     for job_id in ids:
         print(job_id, flush=True)
-    return wait_for(ids, jobs[0].loaded.config.sacct) if ids and "wait" in scanned.flags else 0
+    return _wait(ids, jobs[0].plan) if ids and "wait" in scanned.flags else 0
+
+
+def _wait(ids: list[str], plan: LaunchPlan) -> int:
+    """Wait, and say of those that failed what `phalanx status` would."""
+    code = wait_for(ids, plan.config.sacct)
+    ours = [job for job in our_jobs.known(Path(plan.cwd, plan.config.run_root)) if job.job_id in ids] if code else []
+    for job in our_jobs.with_states(ours, plan.config.sacct):
+        failed = outcome.failure(job)
+        for line in failed.lines if failed else ():
+            print(f"  {line}", file=sys.stderr)
+    return code
 
 
 def _chain(text: str | None) -> int:
