@@ -18,7 +18,7 @@
 
 set -o pipefail
 
-run_dir=${1:-/home/me/project/runs/train/job-${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}}
+run_dir=${1:-'/home/me/project/runs/two words'/job-${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}}
 export PHALANX_RUN_DIR="$run_dir${SLURM_ARRAY_TASK_ID:+/array-$SLURM_ARRAY_TASK_ID}"
 mkdir -p "$PHALANX_RUN_DIR/jobs" || exit
 date +%s >>"$PHALANX_RUN_DIR/jobs/$SLURM_JOB_ID.start"
@@ -45,6 +45,7 @@ export PHALANX_HOST_SUFFIX=i
 export OMP_NUM_THREADS=8
 export PHALANX_CPUS_PER_RANK=8
 export PHALANX_EXPECTED_WORLD_SIZE=8
+export PHALANX_LAUNCH_ID="$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}.$$"
 
 # Virtual environment
 . '/venvs/a b/bin/activate'

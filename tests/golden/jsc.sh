@@ -31,6 +31,7 @@ export PHALANX_HOST_SUFFIX=i
 export NCCL_IB_TIMEOUT=50
 export UCX_RC_TIMEOUT=4s
 export PHALANX_EXPECTED_WORLD_SIZE=8
+export PHALANX_LAUNCH_ID="$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}.$$"
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$((${SLURM_CPUS_ON_NODE:-1} / 4 > 1 ? ${SLURM_CPUS_ON_NODE:-1} / 4 : 1))}"
 
 # The agents' meeting point: this node, and a port of the job's own below the ephemeral ones

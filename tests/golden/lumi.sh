@@ -35,6 +35,7 @@ export FI_CXI_ATS=0
 export OMP_NUM_THREADS=14
 export PHALANX_CPUS_PER_RANK=14
 export PHALANX_EXPECTED_WORLD_SIZE=8
+export PHALANX_LAUNCH_ID="$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}.$$"
 
 # Temporary files, on each node
 export TMPDIR="/tmp/$USER-$SLURM_JOB_ID"

@@ -26,6 +26,7 @@ export PYTHONUNBUFFERED=1
 export OMP_NUM_THREADS=8
 export PHALANX_CPUS_PER_RANK=8
 export PHALANX_EXPECTED_WORLD_SIZE=8
+export PHALANX_LAUNCH_ID="$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}.$$"
 
 # Launch
 # shellcheck disable=SC2046  # one word a variable

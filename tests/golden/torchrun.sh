@@ -26,6 +26,7 @@ export PYTHONUNBUFFERED=1
 export OMP_NUM_THREADS=8
 export PHALANX_CPUS_PER_RANK=8
 export PHALANX_EXPECTED_WORLD_SIZE=8
+export PHALANX_LAUNCH_ID="$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}.$$"
 
 # The agents' meeting point: this node, and a port of the job's own below the ephemeral ones
 PHALANX_RDZV_HOST="${SLURMD_NODENAME:-$(hostname)}"

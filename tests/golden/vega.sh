@@ -29,6 +29,7 @@ export GLOO_SOCKET_IFNAME=ib0
 export PHALANX_INTERFACE=ib0
 export NCCL_IB_DISABLE=0
 export PHALANX_EXPECTED_WORLD_SIZE=8
+export PHALANX_LAUNCH_ID="$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}.$$"
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$((${SLURM_CPUS_ON_NODE:-1} / 4 > 1 ? ${SLURM_CPUS_ON_NODE:-1} / 4 : 1))}"
 
 # The agents' meeting point: this node, and a port of the job's own below the ephemeral ones

@@ -79,6 +79,7 @@ def _text(title: str, *texts: str | None) -> list[str]:
 def _environment(plan: LaunchPlan) -> list[str]:
     """`phalanx submit` hands secrets over in the environment; under plain `sbatch` they are the submitter's own."""
     own = {name: value for name, value in plan.environment.items() if name != "PHALANX_RUN_DIR"}
+    own["PHALANX_LAUNCH_ID"] = Sh("$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}.$$")  # no other launch's
     hidden = secret.only(own)
     if plan.omp_num_threads is None:  # the share of what Slurm gives, which is known here only
         share = f"${{SLURM_CPUS_ON_NODE:-1}} / {plan.nproc_per_node}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import socket
 import sys
@@ -142,7 +143,7 @@ def _write(plan: LaunchPlan, loaded: Loaded, run_dir: Path) -> dict[str, str]:
     write_atomic(run_dir / "job.sh", shell.script(plan.command, plan.environment, str(Path.cwd())))
     save_source(Path(plan.script or "."), run_dir)
     own = {name: shell.evaluate(value) for name, value in plan.environment.items()}
-    return {**without_other_launches(os.environ), **own}
+    return {**without_other_launches(os.environ), **own, "PHALANX_LAUNCH_ID": secrets.token_hex(4)}
 
 
 def without_other_launches(environ: Mapping[str, str]) -> dict[str, str]:
