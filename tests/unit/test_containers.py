@@ -128,6 +128,7 @@ def test_lines_before_run_inside(tmp_path, run):
         (["runtime=venv"], {}, "venv"),
         (["runtime=singularity"], {}, "singularity"),
         (["container.runtime=none"], {}, "venv"),
+        (["container.cleanenv=true"], {}, "apptainer"),
         ([], {"USE_CONTAINER": "0"}, "venv"),
         ([], {"USE_CONTAINER": "1"}, "apptainer"),
         (["runtime=apptainer"], {"USE_CONTAINER": "0"}, "apptainer"),

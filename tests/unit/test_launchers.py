@@ -119,6 +119,21 @@ def test_srun_starts_a_task_per_rank_with_the_ranks_cpus():
     assert command[5:] == ["--kill-on-bad-exit=1", "/py/bin/python", "-m", "phalanx.worker", "train.py"]
 
 
+@pytest.mark.parametrize("launcher", ["srun", "mpirun"])
+def test_a_port_and_an_address_of_the_users_are_the_ranks(launcher):
+    made = plan("nodes=2", f"launcher={launcher}", "master_port=29611", "master_addr=10.0.0.4")
+    assert (made.environment["MASTER_PORT"], made.environment["MASTER_ADDR"]) == ("29611", "10.0.0.4")
+    assert "MASTER_PORT" not in plan("nodes=2", f"launcher={launcher}").environment
+
+
+@pytest.mark.parametrize(
+    ("environ", "port"),
+    [({"MASTER_PORT": "29611"}, 29611), ({"MASTER_PORT": "29611", "RANK": "0", "WORLD_SIZE": "2"}, None), ({}, None)],
+)
+def test_a_port_in_the_environment_is_the_users_unless_another_launch_set_it(environ, port):
+    assert load_config((), (), environ).config.master_port == port
+
+
 def test_unknown_cpus_are_left_to_slurm():
     assert not [word for word in plan("nodes=2", "launcher=srun").command if "cpus" in str(word)]
 

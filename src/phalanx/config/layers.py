@@ -99,6 +99,9 @@ def from_environment(environ: Mapping[str, str], problems: list[str]) -> Tree:
     if switch:
         runtime = "venv" if switch in ("0", "false", "no", "off") else "apptainer"
         tree = _override(("runtime",), runtime, "environment USE_CONTAINER", problems)
+    if environ.get("MASTER_PORT") and not {"RANK", "WORLD_SIZE"} & environ.keys():  # else it is another launch's
+        port = _override(("master_port",), environ["MASTER_PORT"], "environment MASTER_PORT", problems)
+        tree = cast("Tree", merge(tree, port))
     for name in sorted(environ):
         if name.startswith("PHALANX_") and name not in RESERVED and environ[name]:
             path = tuple(name.removeprefix("PHALANX_").split("__"))

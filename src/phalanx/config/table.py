@@ -33,6 +33,13 @@ ALIASES = {
     "container_path": "container.image",
 }
 
+# The same for keys inside a section, as the runtimes' own options are called.
+INNER_ALIASES = {
+    "container.runtime": "runtime",
+    "container.cleanenv": "container.clean_env",
+    "container.bind": "container.binds",
+}
+
 
 @lru_cache(maxsize=1)
 def keys() -> dict[str, FieldInfo]:
@@ -68,9 +75,8 @@ def canonical(path: Path) -> Path:
     rest = tuple(part.replace("-", "_") for part in path[1:])
     if first in BARE and not rest:
         return ("sbatch", first)
-    if (first, *rest) == ("container", "runtime"):
-        return ("runtime",)
-    return (*ALIASES.get(first, first).split("."), *rest)
+    inner = INNER_ALIASES.get(".".join((first, *rest)))
+    return tuple(inner.split(".")) if inner else (*ALIASES.get(first, first).split("."), *rest)
 
 
 def nearest(key: str, others: Iterable[str] = ()) -> str:

@@ -33,6 +33,12 @@ class Launcher(ABC):
         return []
 
 
+def master(plan: LaunchPlan) -> dict[str, Word]:
+    """Where ranks that find each other by themselves meet, as far as the user says."""
+    said = {"MASTER_ADDR": plan.config.master_addr, "MASTER_PORT": plan.config.master_port}
+    return {name: str(value) for name, value in said.items() if value is not None}
+
+
 def rank(plan: LaunchPlan) -> list[Word]:
     """The whole command of one rank."""
     return [plan.python, "-m", *worker(plan)]

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from ..plan import LaunchPlan
 from ..shell import Word
-from .base import Launcher, mpirun, rank
+from .base import Launcher, master, mpirun, rank
 
 
 class Mpirun(Launcher):
     def command(self, plan: LaunchPlan) -> list[Word]:
         return mpirun(plan, plan.nproc_per_node, rank(plan))
+
+    def environment(self, plan: LaunchPlan) -> dict[str, Word]:
+        return master(plan)

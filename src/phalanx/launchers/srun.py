@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from ..plan import LaunchPlan
 from ..shell import Word
-from .base import Launcher, rank, srun
+from .base import Launcher, master, rank, srun
 
 
 class Srun(Launcher):
     def command(self, plan: LaunchPlan) -> list[Word]:
         return srun(plan, plan.nproc_per_node, plan.cpus_per_rank, rank(plan))
+
+    def environment(self, plan: LaunchPlan) -> dict[str, Word]:
+        return master(plan)

@@ -106,6 +106,7 @@ def save(job: Job) -> Path:
                 _make_output_folders(job)
                 return path
             if path.read_text(encoding="utf-8", errors="replace") == job.script:
+                _make_output_folders(job)
                 return path
     except OSError as error:
         raise PlanError(f"cannot save the script in {folder}: {error.strerror}; set save_dir=DIR") from None
