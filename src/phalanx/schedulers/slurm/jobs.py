@@ -198,7 +198,10 @@ def left_behind(job: OurJob, number: str, asked: bool = True) -> JobState:
     start = job.run_dir / "jobs" / f"{number}.start"
     code = _exit_code(start.with_suffix(".exit"), start)
     if code is not None:
-        return JobState(job.job_id, number, "COMPLETED" if code == 0 else "FAILED", nodes=job.nodes, exit_code=code)
+        began = last_start(start)
+        elapsed = None if began is None else max(0, round(start.with_suffix(".exit").stat().st_mtime - began))
+        state = "COMPLETED" if code == 0 else "FAILED"
+        return JobState(job.job_id, number, state, nodes=job.nodes, elapsed=elapsed, exit_code=code)
     if not asked:
         reason = "it has started, and not yet left an exit code" if start.exists() else _NOT_STARTED
         return JobState(job.job_id, number, "UNKNOWN", reason, job.nodes)
