@@ -14,6 +14,7 @@ from phalanx.errors import ConfigError, PlanError
 from phalanx.facts import Facts
 from phalanx.planner import make_plan
 from phalanx.program import Program
+from phalanx.records import VERSION
 from phalanx.secret import is_secret
 from phalanx.shell import render
 
@@ -242,3 +243,47 @@ def test_unknown_words_of_the_section_are_errors():
         load_config((), ["container.imag=x"], {})
     with pytest.raises(ConfigError, match="no option"):
         load_config((), ["container.args=x"], {})
+
+
+@pytest.fixture
+def image_says(tmp_path, monkeypatch):
+    """A runtime whose image answers the probe with a line, or fails."""
+    (tmp_path / "bin").mkdir()
+
+    def answer(line, code=0):
+        path = tmp_path / "bin" / "apptainer"
+        path.write_text(f"#!/bin/sh\necho '{line}'\nexit {code}\n")
+        path.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+        return probe.look(plan(tmp_path))
+
+    return answer
+
+
+def test_a_fit_image_is_told_with_its_versions(image_says):
+    said = f'PROBE{{"torch": "2.9", "phalanx": "0.1", "records": {VERSION}, "python": "3.12"}}'
+    assert image_says(said) == ["image: torch 2.9, phalanx 0.1, Python 3.12"]
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "words"),
+    [
+        ('PROBE{"torch": null, "phalanx": null, "python": "3.12"}', 0, ["no torch and no phalanx", "definition"]),
+        (
+            'PROBE{"torch": "2.9", "phalanx": "9", "records": 99, "python": "3.12"}',
+            0,
+            ["version 99", f"version {VERSION}"],
+        ),
+        ("FATAL: could not open image", 255, ["python3 does not run", "255", "could not open image"]),
+    ],
+)
+def test_an_image_that_ranks_could_not_use_is_refused(image_says, line, code, words):
+    with pytest.raises(PlanError) as caught:
+        image_says(line, code)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_where_there_is_no_runtime_the_image_is_not_looked_into(tmp_path, monkeypatch):
+    monkeypatch.setattr(probe.shutil, "which", lambda name: None)
+    assert probe.look(plan(tmp_path)) == ["apptainer is not on PATH here, so the image was not looked into"]
