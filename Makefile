@@ -19,7 +19,7 @@ test: lint slurm-packages container-packages
 # A real Slurm cluster runs inside the tests, where it can: as root on Debian. Elsewhere those tests say that they were skipped.
 slurm-packages:
 	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-	  command -v slurmctld slurmd slurmdbd munged mariadbd mpirun ip unshare shellcheck >/dev/null || bash tests/slurm/cluster install --db --mpi || bash tests/slurm/cluster install --db --mpi; \
+	  [ -z "$$(bash tests/slurm/cluster missing --db --mpi)" ] || bash tests/slurm/cluster install --db --mpi; \
 	else echo "no real Slurm cluster for the tests: that needs root on Debian"; fi
 
 bench: $(VENV)/.dev

@@ -72,7 +72,6 @@ class Cluster:
             assert time.monotonic() < limit, f"job {job} is {said['JobState']} ({said.get('Reason')})"
             time.sleep(0.2)
 
-
     def mend(self, timeout: float = 90) -> None:
         """All nodes up, connected and idle, whatever a test did to them."""
         self.ctl("scancel", "-u", "root", check=False)
@@ -93,7 +92,7 @@ class User:
         self.work = home / name
         self.work.mkdir(parents=True)
         (home / "home").mkdir()
-        leave = ("PHALANX_", "SLURM", "SBATCH_", "SALLOC_", "SQUEUE_", "SINFO_", "OMP_", "OMPI_", "PMI", "MASTER_", "XDG_")
+        leave = ("PHALANX_", "SLURM", "SBATCH_", "SALLOC_", "SQUEUE_", "SINFO_", "OMP", "PMI", "MASTER_", "XDG_")
         self.environment = {name: text for name, text in os.environ.items() if not name.startswith(leave)}
         self.environment |= {
             "CLUSTER_DIR": str(cluster.folder),
@@ -148,7 +147,7 @@ def missing(*options: str) -> str | None:
     absent = (done.stdout + done.stderr).split()
     if absent:
         return f"{', '.join(absent)} (Debian: make slurm-packages)"
-    links = "ip link add br0 type bridge && ip link add a type veth peer name b"
+    links = "ip link add br0 type bridge && ip link add end0 type veth peer name end1"
     words = ["unshare", "--mount", "--uts", "--ipc", "--net", "--pid", "--fork", "sh", "-c", links]
     done = subprocess.run(words, capture_output=True, text=True)
     return f"namespaces with networks ({done.stderr.strip()})" if done.returncode else None
@@ -156,7 +155,10 @@ def missing(*options: str) -> str | None:
 
 @contextmanager
 def cluster_of(folder: Path, nodes: int, *options: Any) -> Iterator[Cluster]:
-    """A cluster in `folder`, ended on leaving; nothing of it may be left then. Raises RuntimeError if it doesn't come up."""
+    """A cluster in `folder`, ended on leaving; nothing of it may be left then.
+
+    Raises RuntimeError if it doesn't come up.
+    """
     cluster, before = Cluster(folder), traces.strays()
     with ExitStack() as after:
         after.callback(shutil.rmtree, folder, ignore_errors=True)
@@ -210,8 +212,18 @@ def fragile(slurm: Cluster) -> Iterator[Cluster]:
     slurm.mend()
 
 
-def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """Skips must be loud: how much wasn't proved, and what is missing. And where the time goes."""
+@pytest.hookimpl(tryfirst=True)  # before -m is looked at
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.parent == SCRIPT.parent:
+            item.add_marker(pytest.mark.slurm)
+            item.add_marker(pytest.mark.slow)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Iterator[None]:
+    """Below all else, as skips must be loud: how much wasn't proved, and what is missing. And where the time goes."""
+    yield
     took: Counter[str] = Counter()
     for report in (report for reports in terminalreporter.stats.values() for report in reports):
         if "tests/slurm/" in getattr(report, "nodeid", ""):
