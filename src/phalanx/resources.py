@@ -67,6 +67,8 @@ class Resources:
             return config.gpus_per_node
         if config.gpus_per_task is not None:
             return config.gpus_per_task * self.tasks
+        if config.sbatch.gpus is not None:  # of all nodes together
+            return gres_gpus(f"gpu:{config.sbatch.gpus}") // config.nodes or 1
         return gres_gpus(config.gres) if config.gres is not None else None
 
     @property

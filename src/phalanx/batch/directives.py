@@ -72,7 +72,12 @@ def _gpus(plan: LaunchPlan) -> Iterator[Option]:
     if config.gres is not None:
         yield "gres", config.gres
     asked_in_gres = config.gres is not None and config.gpus_per_node is None and config.gpus_per_task is None
-    if not count or asked_in_gres or (config.gres is not None and "gpu" in config.gres):
+    if (
+        not count
+        or config.sbatch.gpus is not None
+        or asked_in_gres
+        or (config.gres is not None and "gpu" in config.gres)
+    ):
         return
     kind = f"{config.gpu_type}:" if config.gpu_type else ""
     if config.gpu_request == "gres":

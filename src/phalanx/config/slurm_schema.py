@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     class SbatchSettings(Section):
         open_mode: str | None = None
+        gpus: str | None = None
 else:
     SbatchSettings = create_model(
         "SbatchSettings", __base__=Section, **{name: _option(name) for name in sorted(PASSED)}
@@ -143,6 +144,16 @@ class SlurmSettings(Section):
     profiling_sampling_rate: str | None = Field(default=None, description="of itwinai: without effect")
     itwinai_trainer: str | None = Field(default=None, description="of itwinai: without effect")
     debug: str | None = Field(default=None, description="of itwinai: without effect")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _typed_gpus(cls, data: Any) -> Any:
+        """`gpus_per_node: a100:4`, as sbatch has it, is a number and a type."""
+        for name in ("gpus_per_node", "gpus_per_task") if isinstance(data, dict) else ():
+            kind, colon, count = str(data.get(name) or "").rpartition(":")
+            if colon and kind and ":" not in kind and count.isdecimal():
+                data = {"gpu_type": kind, **data, name: int(count)}
+        return data
 
     @field_validator("before", "after", "exec_command", "training_cmd", mode="before")
     @classmethod
