@@ -85,12 +85,13 @@ time: 01:00:00
 partition: gpu
 account: 0123
 std_out: logs/${job_name}.out
-std_err: logs/${job_name}.err
+err_out: logs/${job_name}-${num_nodes}x${gpus_per_node}.err
 dist_strat: ddp
 python_venv: .venv
 pre_exec_command: "ulimit -c 0"
 training_cmd: "itwinai exec --name={config_name} +pipe_key={pipe_key} s={dist_strat} n=${num_nodes} $HOME ${SCRATCH}"
 config_name: config.yaml
+config_file: other.yaml
 pipe_key: training
 scalability_nodes: "1, 2, 4"
 save_script: false
@@ -106,7 +107,7 @@ def test_a_job_file_of_itwinai_loads_unchanged(tmp_path):
     settings = loaded.config
     assert (settings.nodes, settings.ntasks, settings.ntasks_per_node, settings.gpus_per_node) == (2, 2, 1, 4)
     assert (settings.mem, settings.time, settings.account) == ("64G", "01:00:00", "0123")
-    assert (settings.output, settings.error) == ("logs/my_job.out", "logs/my_job.err")
+    assert (settings.output, settings.error) == ("logs/my_job.out", "logs/my_job-2x4.err")
     assert (settings.strategy, settings.venv, settings.before) == ("ddp", ".venv", "ulimit -c 0")
     assert settings.training_cmd == ("itwinai exec --name=config.yaml +pipe_key=training s=ddp n=2 $HOME ${SCRATCH}")
     assert settings.scalability_nodes == (1, 2, 4)
@@ -158,15 +159,34 @@ def test_shell_text_keeps_the_shells_own_references_and_resolves_ours(tmp_path, 
         ("a.py {fsdp.replicate} {num_nodes}", "a.py 1 2"),
         ("a.py {other} {a,b} ${x} {}", "a.py {other} {a,b} ${x} {}"),
         ("python -c 'print({1: 2})'", "python -c 'print({1: 2})'"),
+        ("a.py {save_script} {scalability_nodes}", "a.py true 1,2,4,8"),
+        ("a.py {env} {params} {fsdp} {training_cmd}", "a.py {env} {params} {fsdp} {training_cmd}"),
+        ("a.py {tmpdir} {qos}", "a.py $SCRATCH/x high"),
+        # What itwinai's builder fills in when a file leaves it out.
+        ("a.py {config_path}/{config_name} {pipe_key}", "a.py ./config training_pipeline"),
+        ("{itwinai_launcher} run", "itwinai run"),
     ],
 )
 def test_braces_in_training_cmd_are_exact_names_of_settings(command, expected):
-    assert config("nodes=2", "strategy=fsdp", f"training_cmd={command}").training_cmd == expected
+    others = ("nodes=2", "strategy=fsdp", "tmpdir=!sh $SCRATCH/x", "qos=high")
+    assert config(*others, f"training_cmd={command}").training_cmd == expected
+
+
+def test_itwinais_launcher_is_that_of_its_environment():
+    assert config("python_venv=/e/", "training_cmd={itwinai_launcher} run").training_cmd == "/e/bin/itwinai run"
+
+
+@pytest.mark.parametrize(
+    ("alias", "key"),
+    [("err_out", "error"), ("std_err", "error"), ("pre_exec_cmd", "before"), ("experiment_name", "exp_name")],
+)
+def test_other_names_of_a_setting(alias, key):
+    assert getattr(config(f"{alias}=x"), key) == "x"
 
 
 def test_an_unset_setting_in_training_cmd_is_an_error():
-    with pytest.raises(ConfigError, match="pipe_key is unset"):
-        config("training_cmd=a.py {pipe_key}")
+    with pytest.raises(ConfigError, match="account is unset"):
+        config("training_cmd=a.py {account}")
 
 
 def test_shell_values_are_marked_and_come_back_from_a_run_directory(tmp_path):

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from ..shell import MARK
 from .schema import JobConfig
 from .slurm_schema import WITHOUT_EFFECT
-from .table import canonical, keys
+from .table import FREE, canonical, keys
 from .text import is_null
 from .tree import Leaf, Tree, find, leaves, origin_of, show
 
@@ -68,12 +69,16 @@ def with_command(config: JobConfig, problems: list[str]) -> JobConfig:
 
 
 def _value(config: JobConfig, match: re.Match[str], problems: list[str]) -> str:
+    if match[1] == "itwinai_launcher":
+        return f"{config.venv.rstrip('/')}/bin/itwinai" if config.venv else "itwinai"
     path = canonical(tuple(match[1].split(".")))
-    if ".".join(path) not in keys() or path == ("training_cmd",):
+    if ".".join(path) not in keys() or path[0] in (*FREE, "training_cmd"):
         return match[0]
     value: Any = config
     for name in path:
         value = getattr(value, name)
     if value is None:
         problems.append(f"training_cmd has {match[0]}, and {'.'.join(path)} is unset: set it, or leave that out")
-    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    if isinstance(value, bool):
+        return str(value).lower()
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value).removeprefix(MARK)

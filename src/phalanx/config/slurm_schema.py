@@ -136,14 +136,17 @@ class SlurmSettings(Section):
     save_dir: str = Field(default="slurm-scripts", description="folder for saved scripts")
     snapshot: bool = Field(default=False, description="run a copy of the tracked files, made at submission")
 
-    config_name: str | None = Field(default=None, description="for {config_name} in training_cmd")
-    config_path: str | None = Field(default=None, description="for {config_path} in training_cmd")
-    pipe_key: str | None = Field(default=None, description="for {pipe_key} in training_cmd")
+    # Defaults are itwinai's: its files may leave them out.
+    config_name: str = Field(default="config", description="for {config_name} in training_cmd")
+    config_path: str = Field(default=".", description="for {config_path} in training_cmd")
+    config_file: str | None = Field(default=None, description="for {config_file} in training_cmd")
+    pipe_key: str = Field(default="training_pipeline", description="for {pipe_key} in training_cmd")
+    exp_name: str | None = Field(default=None, description="for {experiment_name} in training_cmd")
     use_ray: bool | None = Field(default=None, description="of itwinai: true is launcher ray")
-    py_spy: str | None = Field(default=None, description="of itwinai: without effect")
+    py_spy: bool | None = Field(default=None, description="of itwinai: without effect")
     profiling_sampling_rate: str | None = Field(default=None, description="of itwinai: without effect")
-    itwinai_trainer: str | None = Field(default=None, description="of itwinai: without effect")
-    debug: str | None = Field(default=None, description="of itwinai: without effect")
+    itwinai_trainer: bool | None = Field(default=None, description="of itwinai: without effect")
+    debug: bool | None = Field(default=None, description="of itwinai: without effect")
 
     @model_validator(mode="before")
     @classmethod

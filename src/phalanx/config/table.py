@@ -24,12 +24,15 @@ ALIASES = {
     "memory": "mem",
     "std_out": "output",
     "std_err": "error",
+    "err_out": "error",
     "run_name": "name",
     "nproc": "nproc_per_node",
     "distributed_strategy": "strategy",
     "dist_strat": "strategy",
     "python_venv": "venv",
     "pre_exec_command": "before",
+    "pre_exec_cmd": "before",
+    "experiment_name": "exp_name",
     "container_path": "container.image",
 }
 
