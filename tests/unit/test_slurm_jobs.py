@@ -184,7 +184,7 @@ def test_a_job_under_another_run_root_is_found_through_slurm(slurm, job, tmp_pat
         ({"start": "1000\n"}, "GONE", None),
         ({"start": "1000\n", "exit": "0\n"}, "COMPLETED", 0),
         ({"start": "1000\n", "exit": "7\n"}, "FAILED", 7),
-        ({"start": f"1000\n{int(time.time()) + 900}\n", "exit": "7\n"}, "GONE", None),  # the exit of the first start
+        ({"start": "1000\n4102444800\n", "exit": "7\n"}, "GONE", None),  # the exit of the first start
     ],
 )
 def test_a_forgotten_job_is_known_by_its_own_files(slurm, job, capsys, files, state, code):
@@ -459,3 +459,14 @@ def test_no_command_imports_torch_or_asks_more_than_it_must(slurm, job):
     assert {name: len(slurm.calls(name)) for name in NAMES} == {
         "squeue": 3, "sacct": 3, "scontrol": 0, "scancel": 0, "sbatch": 0, "sinfo": 0,
     }  # fmt: skip
+
+
+def test_of_a_chain_the_jobs_that_go_on_are_told(slurm, job, capsys):
+    job("12", chain=[1, 2])
+    run_dir = job("13", chain=[2, 2])
+    slurm.answer("squeue", running("12") + running("13"))
+    assert main(["cancel", "12"]) == 0
+    assert slurm.calls("scancel") == ["12"]
+    assert f"go on: 13; phalanx cancel {run_dir.name} ends all" in capsys.readouterr().out
+    assert main(["cancel", run_dir.name]) == 0
+    assert "go on" not in capsys.readouterr().out
