@@ -91,7 +91,7 @@ class User:
         self.cluster = cluster
         self.work = home / name
         self.work.mkdir(parents=True)
-        (home / "home").mkdir()
+        (home / "home").mkdir(exist_ok=True)
         leave = ("PHALANX_", "SLURM", "SBATCH_", "SALLOC_", "SQUEUE_", "SINFO_", "OMP", "PMI", "MASTER_", "XDG_")
         self.environment = {name: text for name, text in os.environ.items() if not name.startswith(leave)}
         self.environment |= {

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from .conftest import Cluster, User
+from .conftest import User
 from .train import closed_form
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
@@ -38,8 +38,9 @@ def wait_for_step(run_dir: Path, step: int, seconds: float = 90) -> None:
         time.sleep(0.1)
 
 
-def test_within_salloc_a_run_goes_over_the_allocation_beside_the_shell(user: User) -> None:
-    run = ["python3", "-m", "phalanx", "run", "device=cpu", "name=a", "--launcher", "srun", TRAIN]
+@pytest.mark.parametrize("launcher", ["srun", "mpirun"])
+def test_within_salloc_a_run_goes_over_the_allocation_beside_the_shell(user: User, launcher: str) -> None:
+    run = ["python3", "-m", "phalanx", "run", "device=cpu", "name=a", "--launcher", launcher, TRAIN]
     done = user.shell("salloc", "-N2", "--ntasks-per-node=2", "-c1", "-t5", *user.here(run))
     assert done.returncode == 0, done.stderr
     assert [fact["host"] for fact in facts(user.run_dir("a"))] == ["node1", "node1", "node2", "node2"]
@@ -136,6 +137,27 @@ def test_each_task_of_an_array_has_a_run_directory_of_its_own(user: User) -> Non
     assert f"{job}_2" in shown
 
 
+def test_jobs_that_share_nodes_keep_apart(user: User) -> None:
+    """Two tasks of an array and a job of each launcher, all on the same two nodes at the same time."""
+    size = ("-N", "2", "--nproc", "1", "--cpus-per-task", "1", "nodelist=node[1-2]")
+    (user.work / "there").mkdir()
+    launches = {
+        1: ("--launcher", "torchrun", "-a", "1-2"),
+        10: ("--launcher", "srun"),
+        100: ("--launcher", "mpirun"),
+        1000: ("--launcher", "torchrun", "torchrun.start=mpirun"),
+    }
+    count = str(len(launches) + 1)
+    ids = [
+        user.submit(*size, *words, f"name=share{value}", HERE / "sharing.py", str(value), "there", count)
+        for value, words in launches.items()
+    ]
+    for value, job in zip(launches, ids, strict=True):
+        for one in (f"{job}_1", f"{job}_2") if value == 1 else (job,):
+            assert user.cluster.wait(one)["JobState"] == "COMPLETED", user.output(f"share{value}")
+        assert user.output(f"share{value}").count(f"{count} jobs, sums {2 * value} {2 * value}\n") == 1 + (value == 1)
+
+
 def test_a_job_submitted_from_within_a_job_is_a_job_of_its_own(user: User) -> None:
     inner = f"python3 -m phalanx submit -N 2 --nproc 1 --cpus-per-task 1 -t 5 device=cpu name=inner {TRAIN}"
     outer = user.submit("--cpus-per-task", "1", "name=outer", f"training_cmd={' '.join(user.here(inner.split()))}")
@@ -145,35 +167,6 @@ def test_a_job_submitted_from_within_a_job_is_a_job_of_its_own(user: User) -> No
     (note,) = (user.run_dir("inner") / "jobs").glob("*.json")
     assert user.cluster.wait(note.stem)["JobState"] == "COMPLETED", user.output("inner")
     assert {fact["host"] for fact in facts(user.run_dir("inner"))} == {"node1", "node2"}
-
-
-def test_a_requeued_job_goes_on_where_it_was_and_ends_the_same(user: User) -> None:
-    job = user.submit("--cpus-per-task", "1", "name=again", TRAIN, "--steps=12", "--pause=0.7", "--every=2")
-    run_dir = user.run_dir("again")
-    wait_for_step(run_dir, 5)
-    user.cluster.ctl("scontrol", "requeue", job)
-    ended = user.cluster.wait(job, timeout=200)
-    assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "1")
-    (fact,) = facts(run_dir)  # of the second start
-    assert fact["step"] >= 0
-    assert re.search(r"resumed from .*: step (\d+)", user.output("again"))
-    assert weights(run_dir) == expected(12)
-
-
-def test_a_chain_of_jobs_each_goes_on_where_the_one_before_stopped(user: User) -> None:
-    (user.work / "twice.py").write_text(
-        f"import os, sys; sys.path.insert(0, {str(HERE)!r})\n"
-        "import train\n"
-        "first = not os.path.exists(os.environ['PHALANX_RUN_DIR'] + '/once')\n"
-        "open(os.environ['PHALANX_RUN_DIR'] + '/once', 'w').close()\n"
-        "train.main(4 if first else 9, 0, 2)\n"
-    )
-    done = user.phalanx("submit", "-t", "5", "--cpus-per-task", "1", "--chain", "2", "name=c", "device=cpu", "twice.py")
-    first, second = done.stdout.split()[-2:]
-    assert f"afterany:{first}" in user.cluster.job(second).get("Dependency", "")
-    assert user.cluster.wait(second)["JobState"] == "COMPLETED", user.output("c")
-    assert "resumed from" in user.output("c")
-    assert weights(user.run_dir("c")) == expected(9)
 
 
 def test_cancel_status_and_logs_of_a_running_job(user: User) -> None:
@@ -237,18 +230,6 @@ def test_names_folders_and_values_with_odd_letters_arrive(user: User) -> None:
     assert (user.work / "logs" / "deep" / f"two words-{job}.out").exists()
 
 
-def test_the_time_limit_is_said_as_such(user: User) -> None:
-    done = user.phalanx(
-        *("submit", "-t", "1", "--cpus-per-task", "1", "device=cpu", "name=late", "--wait", TRAIN),
-        *("--steps=900", "--pause=0.5"),
-        timeout=200,
-    )
-    assert done.returncode == 1
-    assert "TIMEOUT" in done.stderr
-    assert "TIMEOUT" in user.phalanx("status", "late").stdout
-    assert "TIME LIMIT" in user.output("late")
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -270,19 +251,6 @@ def test_what_the_cluster_cannot_give_is_said_before_anything_is_left_behind(
         assert word in done.stderr
     assert not list(user.work.glob("runs/*/*"))
     assert not (user.work / "slurm-scripts").exists()
-
-
-def test_with_accounting_jobs_are_known_after_slurm_forgot_them(accounting: Cluster, tmp_path: Path) -> None:
-    user = User(accounting, tmp_path, "work")
-    job = user.submit("--cpus-per-task", "1", "name=acct", TRAIN)
-    accounting.wait(job)
-    shown = json.loads(user.phalanx("status", job, "--json", "sacct=true").stdout)
-    assert [(one["state"], one["exit_code"]) for one in shown] == [("COMPLETED", 0)]
-    said = accounting.ctl("sacct", "-nX", "-j", job, "-o", "State").strip()
-    assert said == "COMPLETED"
-    refused = user.phalanx("submit", "-t", "5", "-A", "nobody", "device=cpu", "name=x", TRAIN)
-    assert refused.returncode == 2
-    assert "account" in refused.stderr
 
 
 def test_in_the_shell_of_an_interactive_step_a_run_goes_over_the_allocation_too(user: User) -> None:
