@@ -95,6 +95,8 @@ def test_a_script_is_faultless_bash(path):
         (("mem_per_cpu=100M",), {"mem-per-cpu": "100M"}, ["mem", "mem-per-gpu"]),
         (("time=90",), {"time": "90"}, []),
         (("qos=a", "requeue=true", "exclusive=user"), {"qos": "a", "requeue": "", "exclusive": "user"}, []),
+        (("requeue=false", "exclusive=True", "nice=0"), {"no-requeue": "", "exclusive": "", "nice": "0"}, ["requeue"]),
+        (("exclusive=False", "no_kill=off", "hold=false"), {"no-kill": "off"}, ["exclusive", "hold"]),
         (("nodes=2", "ntasks=3", "cpus_per_task=2"), {"ntasks": "3", "cpus-per-task": "2"}, ["ntasks-per-node"]),
         ((), {"open-mode": "append", "chdir": "/home/me/project", "job-name": "train", "nodes": "1"}, ["output"]),
     ],

@@ -123,6 +123,14 @@ def test_of_slurms_three_ways_to_ask_for_memory_the_higher_layer_has_its_way(tmp
     assert any("mem='10G'" in note for note in loaded.notes) == (key != "mem")
 
 
+def test_a_job_that_must_not_start_again_is_not_asked_to_by_a_lower_layer(tmp_path):
+    loaded = from_yaml(tmp_path, "requeue: true\n", "no_requeue=true")
+    assert (loaded.config.sbatch.requeue, loaded.config.sbatch.no_requeue) == (None, True)
+    assert any("sbatch.requeue" in note for note in loaded.notes)
+    assert from_yaml(tmp_path, "mem: 1G\nmem_per_cpu: null\n").config.mem == "1G"
+    assert from_yaml(tmp_path, "requeue: true\n", "no_requeue=false").config.sbatch.requeue is True
+
+
 def test_two_ways_in_one_file_contradict_each_other(tmp_path):
     said = fault(tmp_path, "mem: 10G\nmem_per_cpu: 1G\n")
     assert "job.yaml:1" in said

@@ -74,6 +74,38 @@ def test_the_shape_is_nodes_by_processes():
     assert overrides("-j3xgpu") == (("nodes", "3"), ("nproc_per_node", "gpu"))
 
 
+def test_the_same_size_said_twice_is_no_contradiction():
+    assert overrides("-N2", "-j", "2x4", "nproc=4")[-1] == ("nproc", "4")
+    assert overrides("mem=null", "mem_per_cpu=1G", "--no-requeue", "requeue=false")[-1] == ("requeue", "false")
+
+
+def test_short_options_are_sbatchs():
+    argv = (
+        "-N 2 -n 4 -t 1-12 -p p -A a -J j -o o -e e -q q -w w -x x -C c -d d -L l -G 2 -a 1-3 -D d --exclusive --hold"
+    )
+    assert dict(overrides(*argv.split())) == {
+        "nodes": "2",
+        "ntasks": "4",
+        "time": "1-12",
+        "partition": "p",
+        "account": "a",
+        "job_name": "j",
+        "output": "o",
+        "error": "e",
+        "sbatch.qos": "q",
+        "sbatch.nodelist": "w",
+        "sbatch.exclude": "x",
+        "sbatch.constraint": "c",
+        "sbatch.dependency": "d",
+        "sbatch.licenses": "l",
+        "sbatch.gpus": "2",
+        "sbatch.array": "1-3",
+        "chdir": "d",
+        "sbatch.exclusive": "true",
+        "sbatch.hold": "true",
+    }
+
+
 def test_later_settings_stay_later():
     assert overrides("seed=1", "--seed", "2", "seed=3") == (("seed", "1"), ("seed", "2"), ("seed", "3"))
 
@@ -95,6 +127,13 @@ def test_later_settings_stay_later():
         (["--no-progress=1", "t.py"], ["--no-progress", "takes no value"]),
         (["--no-seed", "t.py"], ["--no-seed"]),
         (["--json=1", "t.py"], ["--json", "takes no value"]),
+        (["--nproc", "2", "-j", "2x4", "t.py"], ["nproc_per_node=4", "nproc_per_node=2"]),
+        (["-j", "2x4", "nproc=2", "t.py"], ["nproc=2", "nproc_per_node=4"]),
+        (["-j", "2x4", "-N", "3", "t.py"], ["--nodes", "nodes=3", "nodes=2"]),
+        (["--mem", "1G", "--mem-per-cpu", "2G", "t.py"], ["mem and mem_per_cpu"]),
+        (["memory=1G", "--mem-per-gpu=2G", "t.py"], ["mem and mem_per_gpu"]),
+        (["-c", "f", "--cpus-per-gpu=1", "cpus_per_task=2", "t.py"], ["cpus_per_task and cpus_per_gpu"]),
+        (["--requeue", "--no-requeue", "t.py"], ["requeue and no_requeue"]),
     ],
 )
 def test_wrong_options_say_what_was_expected(argv, words):

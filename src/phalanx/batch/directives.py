@@ -100,6 +100,8 @@ def _per_task(count: int, tasks: int) -> int:
 def _passed_through(plan: LaunchPlan) -> Iterator[Option]:
     for name, value in plan.config.sbatch.model_dump(exclude_none=True).items():
         alone = value is True or (name in OPTIONALS and value == "true")
+        if name == "requeue" and value is False:  # Slurm requeues unless told not to
+            yield "no-requeue", None
         if value is not False and not (name in OPTIONALS and value == "false"):
             yield name.replace("_", "-"), None if alone else str(value)
 

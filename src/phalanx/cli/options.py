@@ -6,8 +6,10 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
+from ..config.meaning import asks
 from ..config.sbatch import OPTIONALS, SHORT
-from ..config.table import FREE, canonical, keys, nearest, refused, sections
+from ..config.table import FREE, RIVALS, canonical, keys, nearest, refused, sections
+from ..config.text import Plain
 from ..errors import UsageError, did_you_mean
 
 _SETTING = re.compile(r"[A-Za-z_][\w-]*(\.[\w-]+)*=", re.ASCII)
@@ -46,7 +48,7 @@ def scan(argv: Collection[str], script: bool, flags: Collection[str] = (), value
             scanner.option(word)
         elif not forced and _SETTING.match(word):
             key, _, value = word.partition("=")
-            scanner.overrides.append((key, value))
+            scanner.setting(word, key, value)
         else:
             return scanner.done(scanner.script(word, forced, script))
     return scanner.done(None)
@@ -74,6 +76,7 @@ class _Scanner:
 
     def done(self, script: str | None) -> Scanned:
         args = tuple(self.rest) if script is not None else ()
+        self._refuse_rivals()
         return Scanned(tuple(self.files), tuple(self.overrides), frozenset(self.flags), self.values, script, args)
 
     def script(self, word: str, forced: bool, allowed: bool) -> str | None:
@@ -119,14 +122,22 @@ class _Scanner:
         if match is None:
             raise UsageError(f"-j {text!r}: expected NODESxPROCS, such as 2x4 (use --nproc for one node)")
         for key, value in (("nodes", match[1]), ("nproc_per_node", match[2])):
-            self._agree(key, value, option)
-            self.overrides.append((key, value))
+            self.setting(option, key, value)
 
-    def _agree(self, key: str, value: str, option: str) -> None:
-        """Two options of one command line that say the same thing differently are a slip."""
-        others = [said for name, said in self.overrides if _key(name) == key and said != value]
-        if others:
-            raise UsageError(f"{option} says {key}={value}, but the command line has {key}={others[-1]}: give one")
+    def setting(self, word: str, key: str, value: str) -> None:
+        """One more override. Of nodes and ranks, two different numbers on one command line are a slip."""
+        name = _key(key)
+        others = [said for other, said in self.overrides if _key(other) == name and said != value]
+        if others and name in ("nodes", "nproc_per_node"):
+            raise UsageError(f"{word} says {name}={value}, but the command line has {name}={others[-1]}: give one")
+        self.overrides.append((key, value))
+
+    def _refuse_rivals(self) -> None:
+        last = {_key(name): Plain(value) for name, value in self.overrides}
+        for group in RIVALS:
+            said = [key.removeprefix("sbatch.") for key in group if asks(last.get(key))]
+            if len(said) > 1:
+                raise UsageError(f"{' and '.join(said)} exclude each other for Slurm: give one of them")
 
     def _flag(self, name: str, given: str | None) -> None:
         if given is not None:
@@ -138,10 +149,7 @@ class _Scanner:
         if is_flag(key) or key.removeprefix("sbatch.") in OPTIONALS:
             self.overrides.append((key, "true" if given is None else given))
         elif key in keys() or _is_free(key):
-            value = self._value(name, given)
-            if key in ("nodes", "nproc_per_node"):
-                self._agree(key, value, name)
-            self.overrides.append((key, value))
+            self.setting(name, key, self._value(name, given))
         elif not is_flag(negated):
             raise self._unknown(word, name)
         elif given is not None:

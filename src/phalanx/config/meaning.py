@@ -8,27 +8,45 @@ from typing import Any
 from ..shell import MARK
 from .schema import JobConfig
 from .slurm_schema import WITHOUT_EFFECT
-from .table import FREE, canonical, keys
+from .table import FREE, RIVALS, canonical, keys
 from .text import is_null
-from .tree import Leaf, Tree, find, leaves, origin_of, show
+from .tree import Leaf, Path, Tree, find, leaves, show
 
-# Of each group Slurm takes one.
-_RIVALS = (("mem", "mem_per_cpu", "mem_per_gpu"), ("cpus_per_task", "cpus_per_gpu"))
 _SETTING = re.compile(r"(?<!\$)\{([A-Za-z_][\w.-]*)\}", re.ASCII)
 
 
 def without_rivals(below: Tree, layer: Tree, notes: list[str], problems: list[str]) -> Tree:
     """`below` less what `layer` replaces by another way to say it (`mem` by `mem_per_cpu`)."""
-    for group in _RIVALS:
-        said = [key for key in group if key in layer and _is_set(layer[key])]
+    for group in RIVALS:
+        said = {key: leaf for key in group if (leaf := _set(layer, key))}
         if len(said) > 1:
-            names = " and ".join(f"{key} ({origin_of(layer[key])})" for key in said)
+            names = " and ".join(f"{key} ({leaf.origin})" for key, leaf in said.items())
             problems.append(f"{names} exclude each other for Slurm: keep one of them")
         for key in group if said else ():
-            if key in below and key not in said and _is_set(below[key]):
-                notes.append(f"{key}={_shown(below[key])} ({origin_of(below[key])}) gives way to {said[0]}")
-                below = {name: item for name, item in below.items() if name != key}
+            old = _set(below, key)
+            if old and key not in said:
+                notes.append(f"{key}={show(old.value)} ({old.origin}) gives way to {next(iter(said))}")
+                below = _without(below, tuple(key.split(".")))
     return below
+
+
+def _set(tree: Tree, key: str) -> Leaf | None:
+    """The leaf of `key` if it asks for something."""
+    leaf = find(tree, tuple(key.split(".")))
+    return leaf if isinstance(leaf, Leaf) and asks(leaf.value) else None
+
+
+def asks(value: Any) -> bool:
+    """Whether a value of one of `RIVALS` asks for something: neither null nor false."""
+    return not is_null(value) and str(value).lower() not in ("false", "no", "off")
+
+
+def _without(tree: Tree, path: Path) -> Tree:
+    """A copy of `tree` less the leaf at `path`."""
+    first, *rest = path
+    kept = {name: item for name, item in tree.items() if name != first}
+    inner = tree[first]
+    return {**kept, first: _without(inner, tuple(rest))} if rest and isinstance(inner, dict) else kept
 
 
 def replaced(below: Tree, layer: Tree) -> list[str]:
@@ -40,14 +58,6 @@ def replaced(below: Tree, layer: Tree) -> list[str]:
             key = ".".join(path)
             found.append(f"{key}={show(old.value)} ({old.origin}) gives way to {show(leaf.value)} ({leaf.origin})")
     return found
-
-
-def _is_set(item: Tree | Leaf) -> bool:
-    return not (isinstance(item, Leaf) and is_null(item.value))
-
-
-def _shown(item: Tree | Leaf) -> str:
-    return show(item.value) if isinstance(item, Leaf) else "…"
 
 
 def effects(config: JobConfig) -> list[str]:

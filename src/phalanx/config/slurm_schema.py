@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field, ModelWrapValidatorHandler, PrivateAttr, create_model, field_validator, model_validator
 
 from .convert import to_integer, to_text_list
-from .sbatch import FLAGS, PASSED
+from .sbatch import FLAGS, OPTIONALS, PASSED
 from .section import NotNegative, Positive, Section, TextList
 from .text import is_null
 from .walltime import seconds
@@ -18,14 +18,22 @@ def _option(name: str) -> tuple[Any, Any]:
     return kind, Field(default=None, description=f"sbatch --{name.replace('_', '-')}")
 
 
+class _Options(Section):
+    @field_validator(*OPTIONALS, check_fields=False)
+    @classmethod
+    def _truth(cls, text: str | None) -> str | None:
+        """`True` is no value for sbatch: such options then stand alone, or not at all."""
+        return text.lower() if text and text.lower() in ("true", "false") else text
+
+
 if TYPE_CHECKING:
 
-    class SbatchSettings(Section):
+    class SbatchSettings(_Options):
         open_mode: str | None = None
         gpus: str | None = None
 else:
     SbatchSettings = create_model(
-        "SbatchSettings", __base__=Section, **{name: _option(name) for name in sorted(PASSED)}
+        "SbatchSettings", __base__=_Options, **{name: _option(name) for name in sorted(PASSED)}
     )
 
 

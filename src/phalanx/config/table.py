@@ -14,6 +14,13 @@ from .schema import JobConfig
 from .section import Section
 from .tree import Path
 
+# Of each group Slurm takes one.
+RIVALS = (
+    ("mem", "mem_per_cpu", "mem_per_gpu"),
+    ("cpus_per_task", "cpus_per_gpu"),
+    ("sbatch.requeue", "sbatch.no_requeue"),
+)
+
 # Sections whose names are the user's own.
 FREE = ("env", "params")
 
