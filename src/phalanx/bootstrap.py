@@ -46,7 +46,11 @@ print(json.dumps({"python": platform.python_version(), "torch": build, "versions
 
 
 class BootstrapError(Exception):
-    """What is wrong, what was expected, and what to change."""
+    """What is wrong, what was expected, and what to change; `code` is the exit code, a failed command's own."""
+
+    def __init__(self, message: str, code: int = 2) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class Wanted(NamedTuple):
@@ -58,7 +62,7 @@ class Wanted(NamedTuple):
     wheelhouse: Optional[str] = None
     index_url: Optional[str] = None
     torch_index_url: Optional[str] = None
-    constraint: Optional[str] = None
+    constraints: Tuple[str, ...] = ()
 
     @property
     def horovod(self) -> bool:
@@ -72,8 +76,8 @@ class Python(NamedTuple):
     version: str
 
 
-def create(path: Path, wanted: Wanted, python: Optional[str] = None) -> None:
-    """Make the environment, each command printed; what a failure leaves is removed.
+def create(path: Path, wanted: Wanted, python: Optional[str] = None, dry_run: bool = False) -> None:
+    """Make the environment, each command printed; what a failure leaves is removed. `dry_run` only prints.
 
     Raises BootstrapError if `path` is in use, there is no fit python, a command fails, or torch is the wrong build.
     """
@@ -82,6 +86,11 @@ def create(path: Path, wanted: Wanted, python: Optional[str] = None) -> None:
     check_wheelhouse(wanted.wheelhouse)
     found = find_python(python)
     print("python %s: %s" % (found.version, " ".join(found.words)), flush=True)
+    for name, text in horovod_variables(os.environ, wanted.kind).items() if wanted.horovod else ():
+        print("variable %s=%s" % (name, text), flush=True)
+    if dry_run:
+        print("\n".join("+ " + show(words) for words in commands(path, wanted, found)))
+        return
     existed = path.is_dir()
     _claim(path)
     try:
@@ -95,18 +104,26 @@ def _build(path: Path, wanted: Wanted, python: Python) -> None:
     environ = build_environment(os.environ, wanted)
     environ["VIRTUAL_ENV"] = str(path)
     environ["PATH"] = str(python_in(path).parent) + os.pathsep + environ.get("PATH", os.defpath)
-    run([*list(python.words), "-m", "venv", str(path)], environ)
     own = str(python_in(path))
-    for number, words in enumerate(pip_steps(wanted, str(path))):
-        if number == 1:
-            refuse_cuda(own, words, wanted, environ)
-        run([own, "-m", "pip", "install", *words], environ)
-        if number == 1:
+    for number, words in enumerate(commands(path, wanted, python)):
+        is_torch = number == 2  # after venv and pip
+        if is_torch:
+            refuse_cuda(own, words[words.index("install") + 1 :], wanted, environ)
+        run(words, environ)
+        if is_torch:
             (path / PIN).write_text("torch==%s\n" % _version_of(own, "torch", environ), encoding="utf-8")
     finish(path, wanted.kind, wanted.wheelhouse, environ=environ)
 
 
 # What is installed, in which order
+
+
+def commands(path: Path, wanted: Wanted, python: Python, system: str = os.name) -> List[List[str]]:
+    """All that is run, in its order: venv, pip's calls, and Horovod's own report where it is among the extras."""
+    own = python_in(path, system)
+    made = [[*python.words, "-m", "venv", str(path)]]
+    made += [[str(own), "-m", "pip", "install", *words] for words in pip_steps(wanted, str(path))]
+    return made + ([[str(own.with_name("horovodrun")), "--check-build"]] if wanted.horovod else [])
 
 
 def pip_steps(wanted: Wanted, venv: str) -> List[List[str]]:
@@ -118,7 +135,7 @@ def pip_steps(wanted: Wanted, venv: str) -> List[List[str]]:
         special = wanted.torch_index_url
         torch_where = ["--index-url", special] if special else where
         later = where + (["--extra-index-url", special] if special else [])
-    given = ["--constraint", wanted.constraint] if wanted.constraint else []
+    given = constraint_options(wanted)
     pinned = ["--constraint", os.path.join(venv, PIN), *given, *later]
     own = ours(wanted)
     steps = [["--upgrade", "pip", *where], [TORCH, *given, *torch_where]]
@@ -129,6 +146,10 @@ def pip_steps(wanted: Wanted, venv: str) -> List[List[str]]:
         elif word not in own:
             steps.append([word, *pinned])
     return [["--no-cache-dir", *step] for step in steps]
+
+
+def constraint_options(wanted: Wanted) -> List[str]:
+    return [word for file in wanted.constraints for word in ("--constraint", file)]
 
 
 def ours(wanted: Wanted) -> List[str]:
@@ -408,7 +429,10 @@ def run(words: List[str], environ: Mapping[str, str]) -> None:
         process.wait()
         raise
     if code != 0:
-        raise BootstrapError("this command failed with exit code %d, see its output above: %s" % (code, show(words)))
+        code = code if code > 0 else 128 - code  # ended by a signal: as shells count
+        raise BootstrapError(
+            "this command failed with exit code %d, see its output above: %s" % (code, show(words)), code
+        )
 
 
 def _output(words: List[str], environ: Mapping[str, str]) -> str:
@@ -448,8 +472,12 @@ def parser(prog: Optional[str] = None) -> argparse.ArgumentParser:
     made.add_argument("--python", metavar="EXE", help="interpreter of the environment; unset: this or PATH's")
     made.add_argument("--index-url", metavar="URL", help="package index; unset: as pip is configured")
     made.add_argument("--torch-index-url", metavar="URL", help="package index of torch alone")
-    made.add_argument("--constraint", "--pip-constraint", metavar="FILE", help="pip's constraints: versions to take")
+    made.add_argument(
+        "--constraint", "--pip-constraint", dest="constraints", metavar="FILE", action="append", default=[],
+        help="pip's constraints: versions to take; may be given several times",
+    )  # fmt: skip
     made.add_argument("--phalanx", metavar="WHAT", help="folder, wheel or URL of Phalanx; unset: where this is from")
+    made.add_argument("--dry-run", action="store_true", help="only print the commands")
     made.add_argument("--finish", action="store_true", help=argparse.SUPPRESS)  # the end of `phalanx env job`
     made.add_argument("--loaded", metavar="MODULES", help=argparse.SUPPRESS)
     return made
@@ -465,8 +493,17 @@ def wanted_of(args: Any) -> Wanted:
         wheelhouse=args.wheelhouse and os.path.abspath(args.wheelhouse),
         index_url=args.index_url,
         torch_index_url=args.torch_index_url,
-        constraint=args.constraint and os.path.abspath(args.constraint),
+        constraints=tuple(map(_constraint, args.constraints)),
     )
+
+
+def _constraint(file: str) -> str:
+    """A URL as it is, a file by its whole path."""
+    if "://" in file:
+        return file
+    if not os.path.isfile(file):
+        raise BootstrapError("there is no file of constraints %s: give the path or URL of one in pip's form" % file)
+    return os.path.abspath(file)
 
 
 def _extra(word: str) -> str:
@@ -490,10 +527,11 @@ def carry_out(argv: Optional[Sequence[str]] = None, prog: Optional[str] = None) 
         return
     before = signal.signal(signal.SIGTERM, _terminated)
     try:
-        create(Path(args.path), wanted_of(args), args.python)
+        create(Path(args.path), wanted_of(args), args.python, args.dry_run)
     finally:
         signal.signal(signal.SIGTERM, before)
-    print("activate it: " + activation(Path(args.path)))
+    if not args.dry_run:
+        print("activate it: " + activation(Path(args.path)))
 
 
 def activation(venv: Path, system: str = os.name) -> str:
@@ -509,7 +547,7 @@ def main() -> int:
         carry_out()
     except BootstrapError as error:
         print("error: %s" % error, file=sys.stderr)
-        return 2
+        return error.code
     except KeyboardInterrupt:
         return 130
     return 0

@@ -1,9 +1,11 @@
 """bootstrap.py: old Pythons, refusals, what is installed in which order, other systems' paths."""
 
 import ast
+import itertools
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import time
@@ -12,7 +14,8 @@ from pathlib import Path, PureWindowsPath
 import pytest
 
 from phalanx import bootstrap
-from phalanx.bootstrap import BootstrapError, Wanted
+from phalanx.bootstrap import BootstrapError, Python, Wanted
+from phalanx.cli.main import main
 
 FILE = Path(bootstrap.__file__)
 ROOT = FILE.parent.parent.parent
@@ -144,6 +147,8 @@ def test_a_dangling_link_is_no_place(tmp_path):
         (["--cpu", "env", "--with", "demo", "./env"], "--with ./env: there is no such file"),
         (["--cpu", "env", "--wheelhouse", "absent"], "--wheelhouse absent: expected a folder of wheels"),
         (["--cpu", "env", "--python", "absent-python"], "absent-python is not there"),
+        (["--cpu", "env", "--constraint", "absent.txt"], "there is no file of constraints absent.txt: give the path"),
+        (["--cpu", "--dry-run", "--python", "absent-python"], "absent-python is not there"),
     ],
 )
 def test_what_cannot_work_is_said_before_anything_is_made(tmp_path, words, expected):
@@ -228,6 +233,70 @@ def test_torch_has_an_index_of_its_own():
     assert torch[-2:] == ["--index-url", "https://mirror/cpu"]
     for step in (phalanx, extra):
         assert step[-4:] == ["--index-url", "https://mirror/simple", "--extra-index-url", "https://mirror/cpu"]
+
+
+def test_all_commands_for_the_cpu():
+    python = Python(("/usr/bin/python3.12",), "3.12.1")
+    wanted = Wanted("cpu", "/src", torch_index_url="https://m/cpu")
+    found = bootstrap.commands(Path("/envs/a b"), wanted, python, "posix")
+    own = ["/envs/a b/bin/python", "-m", "pip", "install", "--no-cache-dir"]
+    keep = ["--constraint", f"/envs/a b/{bootstrap.PIN}"]
+    assert found == [
+        ["/usr/bin/python3.12", "-m", "venv", "/envs/a b"],
+        [*own, "--upgrade", "pip"],
+        [*own, "torch>=2.7", "--index-url", "https://m/cpu"],
+        [*own, "/src[torch]", *keep, "--extra-index-url", "https://m/cpu"],
+    ]
+
+
+def test_all_commands_on_windows_offline():
+    path, python = PureWindowsPath(r"C:\My envs\gpu"), Python(("py", "-3.12"), "3.12.1")
+    found = bootstrap.commands(path, Wanted("gpu", wheelhouse=r"D:\wheels"), python, "nt")
+    assert found[0] == ["py", "-3.12", "-m", "venv", r"C:\My envs\gpu"]
+    assert [words[0] for words in found[1:]] == [r"C:\My envs\gpu\Scripts\python.exe"] * 3
+    assert all(words[-3:] == ["--no-index", "--find-links", r"D:\wheels"] for words in found[1:])
+
+
+def test_horovods_own_report_comes_last():
+    python = Python(("python3",), "3.12.1")
+    found = bootstrap.commands(Path("/env"), Wanted("gpu", extras=("horovod", "demo")), python, "posix")
+    assert found[-1] == ["/env/bin/horovodrun", "--check-build"]
+
+
+def test_several_constraints_hold_together(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.txt").touch()
+    (tmp_path / "b.txt").touch()
+    given = ["--cpu", "--constraint", "a.txt", "--constraint", "b.txt", "--constraint", "https://m/c.txt"]
+    wanted = bootstrap.wanted_of(bootstrap.parser().parse_args(given))
+    expected = [f"{tmp_path}/a.txt", f"{tmp_path}/b.txt", "https://m/c.txt"]
+    for step in bootstrap.pip_steps(wanted, "/env")[1:]:
+        files = [file for word, file in itertools.pairwise(step) if word == "--constraint"]
+        assert [file for file in files if not file.endswith(bootstrap.PIN)] == expected
+
+
+def test_a_dry_run_prints_the_commands_and_makes_nothing(tmp_path):
+    words = ["--gpu", "env", "--dry-run", "--with", "horovod", "--python", sys.executable]
+    plain = {name: text for name, text in os.environ.items() if not name.startswith("HOROVOD_")}
+    done = bootstrap_py(*words, cwd=tmp_path, env={**plain, "HOROVOD_GPU_OPERATIONS": "MPI"})
+    assert (done.returncode, done.stderr) == (0, "")
+    printed = [shlex.split(line[2:]) for line in done.stdout.splitlines() if line.startswith("+ ")]
+    assert printed[0] == [sys.executable, "-m", "venv", str(tmp_path / "env")]
+    assert printed[-1] == [str(tmp_path / "env" / "bin" / "horovodrun"), "--check-build"]
+    assert "variable HOROVOD_WITHOUT_MXNET=1" in done.stdout
+    assert "HOROVOD_GPU_OPERATIONS" not in done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("end", "code"), [("exit 7", 7), ("kill -9 $$", 137)])
+def test_the_failing_commands_exit_code_is_ours(tmp_path, end, code):
+    python = fake_python(tmp_path / "bin", "python3", "3.11.0")
+    python.write_text(python.read_text().replace("exec sleep 60", end))
+    done = bootstrap_py("--cpu", tmp_path / "env", "--python", python)
+    assert done.returncode == code
+    assert f"failed with exit code {code}" in done.stderr
+    assert not (tmp_path / "env").exists()
+    assert main(["env", "create", "--cpu", str(tmp_path / "env"), "--python", str(python)]) == code
 
 
 def test_a_wheelhouse_needs_no_index():

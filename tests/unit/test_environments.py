@@ -136,6 +136,13 @@ def test_path_and_extras_stand_anywhere(capsys, tmp_path):
     assert f"venv={tmp_path}/new\n" in texts.pop()
 
 
+def test_several_files_of_constraints(capsys, tmp_path):
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).touch()
+    _, out, _ = preview(capsys, "--cpu", "--pip-constraint", "a.txt", "new", "--pip-constraint=b.txt")
+    assert f"'torch>=2.7' --constraint {tmp_path}/a.txt --constraint {tmp_path}/b.txt\n" in out
+
+
 def test_files_among_the_extras_have_whole_paths(capsys, tmp_path):
     (tmp_path / "horovod").mkdir()
     _, out, _ = preview(capsys, "--cpu", "new", "--with", "./horovod", "horovod")
@@ -163,6 +170,8 @@ def test_extras_end_at_an_option_or_a_setting():
         (["env", "job", "--preview"], "no PATH given"),
         (["env", "job", "--cpu", "--gpu", "x"], "--cpu and --gpu: give one of them"),
         (["env", "job", "x", "y"], "unexpected 'y'"),
+        (["env", "job", "x", "--pip-constraint"], "option --pip-constraint needs a value"),
+        (["env", "job", "x", "--pip-constraint", "absent.txt"], "there is no file of constraints absent.txt"),
         (["env", "job", "x", "--platform", "manylinux_2_28_aarch64"], "give --wheelhouse DIR too"),
         (["env", "job", "x", "--preview", "--wheelhouse", "w", "--python-version", "311"], "such as 3.11"),
         (["env", "job", "old"], "is a virtual environment already"),

@@ -38,7 +38,7 @@ job file asks for some.
       --platform NAME      with --wheelhouse: the nodes' platform in pip's form, if it isn't this one's
       --index-url URL      package index; unset: as pip is configured
       --torch-index-url URL  package index of torch alone
-      --pip-constraint FILE  pip's constraints: versions to take
+      --pip-constraint FILE  pip's constraints: versions to take; may be given several times
       --phalanx WHAT       folder, wheel or URL of Phalanx; unset: where this one is from
       --python EXE         interpreter of the environment; unset: the first fit one of the node"""
 
@@ -61,7 +61,9 @@ def main(argv: Sequence[str]) -> int:
         else:
             _job(rest)
     except BootstrapError as error:
-        raise PlanError(str(error)) from None
+        told = PlanError(str(error))
+        told.exit_code = error.code
+        raise told from None
     return 0
 
 
@@ -105,8 +107,23 @@ def split_extras(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     return rest, extras
 
 
+def split_constraints(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The words without those of `--pip-constraint FILE`, which may be given several times; and the files."""
+    rest: list[str] = []
+    files: list[str] = []
+    words = iter(argv)
+    for word in words:
+        name, equals, file = word.partition("=")
+        if name == "--pip-constraint" and (equals or (file := next(words, ""))):
+            files.append(file)
+        else:
+            rest.append(word)
+    return rest, files
+
+
 def _scan(words: list[str]) -> Scanned:
     """PATH may stand anywhere among the options."""
+    words, constraints = split_constraints(words)
     flags = ("preview", "cpu", "gpu")
     scanned = scan(words, script=True, flags=flags, valued=_VALUED)
     if scanned.args:
@@ -115,6 +132,8 @@ def _scan(words: list[str]) -> Scanned:
         scanned = replace(
             scan(words[:start] + words[start + 1 :], script=False, flags=flags, valued=_VALUED), script=path
         )
+    if constraints:
+        scanned = replace(scanned, values={**scanned.values, "pip-constraint": "\n".join(constraints)})
     if {"cpu", "gpu"} <= scanned.flags:
         raise UsageError("--cpu and --gpu: give one of them")
     for name in ("python-version", "platform"):
@@ -150,7 +169,7 @@ def _wanted(scanned: Scanned, extras: Sequence[str], kind: str, offline: bool) -
     offline = offline and "wheelhouse" in scanned.values
     for name in ("wheelhouse",) if offline else ("index-url", "torch-index-url", "pip-constraint", "phalanx"):
         if name in scanned.values:
-            words += [f"--{name}={scanned.values[name]}"]
+            words += [f"--{name}={value}" for value in scanned.values[name].splitlines()]
     words += ["--with", *extras] if extras else []
     return bootstrap.wanted_of(bootstrap.parser().parse_args(words))
 

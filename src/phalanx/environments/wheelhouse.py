@@ -10,7 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .. import bootstrap
-from ..bootstrap import HOROVOD_NEEDS, PIP_VARIABLES, TORCH, BootstrapError, Wanted, is_horovod, ours, with_extras
+from ..bootstrap import (
+    HOROVOD_NEEDS,
+    PIP_VARIABLES,
+    TORCH,
+    BootstrapError,
+    Wanted,
+    constraint_options,
+    is_horovod,
+    ours,
+    with_extras,
+)
 from ..errors import UsageError
 
 NOTE = "phalanx-wheelhouse.json"
@@ -60,7 +70,7 @@ def first_steps(wanted: Wanted, folder: str, options: Sequence[str]) -> list[lis
     into = ["download", "--dest", folder]
     index = ["--index-url", wanted.index_url] if wanted.index_url else []
     torch = ["--index-url", wanted.torch_index_url] if wanted.torch_index_url else index
-    given = ["--constraint", wanted.constraint] if wanted.constraint else []
+    given = constraint_options(wanted)
     own = ["wheel", "--no-deps", "--wheel-dir", folder, wanted.phalanx, *index]
     return [[*into, "pip", *index], [*into, *options, TORCH, *given, *torch], own]
 
@@ -69,7 +79,7 @@ def later_steps(wanted: Wanted, folder: str, options: Sequence[str], phalanx: st
     """What Phalanx's wheel and the extras need beside the torch that is there already."""
     index = ["--index-url", wanted.index_url] if wanted.index_url else []
     extra = ["--extra-index-url", wanted.torch_index_url] if wanted.torch_index_url else []
-    given = ["--constraint", wanted.constraint] if wanted.constraint else []
+    given = constraint_options(wanted)
     into = ["download", "--dest", folder, "--find-links", folder]
     rest = [*options, "--constraint", str(Path(folder, bootstrap.PIN)), *given, *index, *extra]
     steps = [[*into, with_extras(phalanx, ["torch", *ours(wanted)]), *rest]]
