@@ -1,9 +1,16 @@
 """Settings of Slurm jobs: names, aliases, forms of time, what excludes what, and shell text."""
 
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from phalanx.config import load_config
-from phalanx.config.saved import run_config_text
+from phalanx.config.interpolate import escape
+from phalanx.config.saved import chosen, dump, run_config_text
+from phalanx.config.text import Plain, is_null
 from phalanx.config.walltime import seconds
 from phalanx.errors import ConfigError
 
@@ -48,7 +55,9 @@ def test_time_limits_are_read_as_slurm_reads_them_and_stay_as_written(tmp_path, 
 @pytest.mark.parametrize("text", ["12h", "1:2:3:4", "-5", "1-", "", "12:00:00 pm", "1e3", "1.5"])
 def test_what_is_no_time_limit_is_refused_with_the_forms(tmp_path, text):
     if text:
-        assert "D-HH" in fault(tmp_path, f"time: '{text}'\n")
+        said = fault(tmp_path, f"time: '{text}'\n")
+        assert said.startswith(f"time = {text!r} (")
+        assert "D-HH" in said
     with pytest.raises(ValueError, match="HH:MM:SS"):
         seconds(text)
 
@@ -65,7 +74,17 @@ def test_any_option_of_sbatch_is_a_setting_by_its_name(tmp_path):
 
 @pytest.mark.parametrize(
     ("key", "words"),
-    [("qoss", ["'qoss'", "'qos'"]), ("wrap", ["training_cmd"]), ("test_only", ["--preview"]), ("wait", ["--wait"])],
+    [
+        ("qoss", ["'qoss'", "'qos'"]),
+        ("wrap", ["training_cmd"]),
+        ("test_only", ["--preview"]),
+        ("wait", ["--wait"]),
+        ("parsable", ["last line"]),
+        ("quiet", ["--quiet", "stdout"]),
+        ("verbose", ["--verbose", "phalanx plan"]),
+        ("version", ["sbatch --version", "params.version"]),
+        ("usage", ["submit --help"]),
+    ],
 )
 def test_options_that_sbatch_lacks_or_a_job_file_cannot_mean_are_refused(tmp_path, key, words):
     said = fault(tmp_path, f"{key}: x\n")
@@ -206,6 +225,31 @@ def test_shell_values_are_marked_and_come_back_from_a_run_directory(tmp_path):
     assert "!sh" in fault(tmp_path, "partition: !sh $P\n")
 
 
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("params: {a: !sh x}\n", 1),
+        ("params:\n  a:\n    b: [1, !sh x]\n", 2),
+        ("modules:\n  load: [a, !sh x]\n", 2),
+        ("before: !sh x\n", 1),
+        ("sbatch: {comment: !sh x}\n", 1),
+    ],
+)
+def test_shell_values_have_no_meaning_elsewhere(tmp_path, text, line):
+    said = fault(tmp_path, text)
+    assert f"job.yaml:{line}" in said
+    assert "!sh is for values of env, tmpdir and proxy only" in said
+    assert "\n" not in said
+
+
+def test_a_shell_value_can_be_part_of_shell_text_alone(tmp_path):
+    text = "tmpdir: !sh $SCRATCH/t\nenv: {A: !sh '${tmpdir}/a ${USER}', B: '${tmpdir}'}\nbefore: cd ${tmpdir}\n"
+    config = from_yaml(tmp_path, text).config
+    assert config.env == {"A": "!sh $SCRATCH/t/a ${USER}", "B": "!sh $SCRATCH/t"}
+    assert config.before == "cd $SCRATCH/t"
+    assert "write !sh here too" in fault(tmp_path, text + "name: x${tmpdir}\n")
+
+
 def test_a_member_of_a_series_resolves_references_anew_and_says_what_it_replaced(tmp_path):
     file = tmp_path / "job.yaml"
     file.write_text("nodes: 4\noutput: ${job_name}-${nodes}.out\njob_name: base\n")
@@ -219,6 +263,20 @@ def test_numbers_of_nodes_are_a_list_however_written(value):
     assert config(f"scalability_nodes={value}").scalability_nodes == (1, 2, 4)
 
 
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("sbatch_args=-x", "sbatch_args = '-x' (command line): '-x': expected words such as --name=value"),
+        ("srun_args=--a,b", "srun_args = '--a,b' (command line): 'b': expected words such as --name=value"),
+        ("mode=all", "mode = 'all' (command line): expected one of single, runall, scaling-test"),
+    ],
+)
+def test_faults_say_value_origin_and_what_was_expected(override, expected):
+    with pytest.raises(ConfigError) as caught:
+        config(override)
+    assert str(caught.value) == expected
+
+
 @pytest.mark.parametrize("value", ["", "0", "1,x", "-1"])
 def test_other_numbers_of_nodes_are_refused(value):
     with pytest.raises(ConfigError, match="scalability_nodes"):
@@ -228,3 +286,45 @@ def test_other_numbers_of_nodes_are_refused(value):
 def test_use_ray_is_the_launcher_of_that_name_unless_one_is_set():
     assert config("use_ray=true").launcher == "ray"
     assert config("use_ray=true", "launcher=srun").launcher == "srun"
+
+
+# What a file, a command line and a run directory must all carry as it is.
+_TEXTS = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), min_size=1).filter(
+    lambda text: not text.startswith("!sh ")
+)
+_KEYS = st.sampled_from(["account", "sbatch.comment", "sbatch.signal", "env.A", "tmpdir", "after", "exec_file", "gres"])
+_VERBS = st.permutations(["purge", "use", "load", "unload"])
+
+
+@settings(deadline=None)
+@given(st.dictionaries(_KEYS, _TEXTS))
+def test_any_text_comes_back_from_files_and_command_lines_as_it_was(texts):
+    escaped = {key: escape(text) for key, text in texts.items()}
+    with TemporaryDirectory() as folder:
+        file = Path(folder, "job.yaml")
+        file.write_text(dump(texts), encoding="utf-8")
+        loaded = load_config([file], (), {})
+        file.write_text(run_config_text(loaded), encoding="utf-8")
+        again = load_config([file], (), {}).config
+    by_words = load_config((), [(key, text) for key, text in escaped.items() if not is_null(Plain(text))], {}).config
+    for key, text in texts.items():
+        section, _, name = key.partition(".")
+        for config in (loaded.config, again) if is_null(Plain(text)) else (loaded.config, again, by_words):
+            found = getattr(config, section)
+            found = found.get(name) if isinstance(found, dict) else getattr(found, name) if name else found
+            assert found == text
+
+
+@settings(deadline=None)
+@given(_VERBS, st.integers(1, 4))
+def test_written_settings_keep_the_order_of_modules(verbs, count):
+    written = {verb: "force" if verb == "purge" else ["m1", "m2"] for verb in verbs[:count]}
+    expected = [(verb, ("force",) if verb == "purge" else ("m1", "m2")) for verb in verbs[:count]]
+    with TemporaryDirectory() as folder:
+        file = Path(folder, "job.yaml")
+        file.write_text(dump({"modules": written}))
+        for text in (run_config_text, lambda loaded: dump(chosen(loaded))):
+            loaded = load_config([file], (), {})
+            assert loaded.config.modules.steps == expected
+            file.write_text(text(loaded))
+        assert load_config([file], (), {}).config.modules.steps == expected

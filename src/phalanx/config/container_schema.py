@@ -31,5 +31,5 @@ class ContainerSettings(Section):
     def _options(cls, words: TextList) -> TextList:
         for word in words:
             if not word.startswith("-"):
-                raise ValueError(f"container.args: {word!r} is no option: write --name=value")
+                raise ValueError(f"{word!r} is no option: expected words such as --name=value")
         return words

@@ -18,7 +18,7 @@ from .text import Plain, is_null
 from .tree import Leaf, Path, Tree, find, grow, leaves, merge, show
 
 # Settings that are shell text: an unknown `${X}` is the shell's there.
-SHELL_TEXTS = ("before", "after", "exec_command", "training_cmd")
+SHELL_TEXTS = ("before", "after", "exec_command", "training_cmd", "container.pre")
 
 _OPENING = re.compile(r"(?P<escapes>\\*)\$\{")
 
@@ -126,7 +126,7 @@ class Resolver:
     def _text(self, text: str) -> Any:
         if "${" not in text:
             return text
-        if self._open[-1][0] in SHELL_TEXTS or text.startswith(MARK):
+        if ".".join(self._open[-1]) in SHELL_TEXTS or text.startswith(MARK):
             return self._shell_text(text)
         kind = (
             Plain if isinstance(text, Plain) else str
@@ -139,7 +139,7 @@ class Resolver:
     def _shell_text(self, text: str) -> str:
         """`${X}` that is neither a setting nor `oc.env:` or `now:` stays as it is."""
         return "".join(
-            self._piece(known, inner) if not known or self._is_ours(inner) else f"${{{inner}}}"
+            self._piece(known, inner, shell=True) if not known or self._is_ours(inner) else f"${{{inner}}}"
             for known, inner in split(text)
         )
 
@@ -148,10 +148,14 @@ class Resolver:
         ours = ".".join(path) in keys() or find(self.tree, path) is not None
         return ours or inner.startswith(("oc.env:", "now:"))
 
-    def _piece(self, interpolated: bool, text: str) -> str:
+    def _piece(self, interpolated: bool, text: str, shell: bool = False) -> str:
         if not interpolated:
             return text
         value = self._expression(text, Plain)
+        if isinstance(value, str) and value.startswith(MARK):
+            if not shell:
+                raise ConfigError(f"${{{text}}} is shell text, and can be part of such only: write !sh here too")
+            return value.removeprefix(MARK)
         if isinstance(value, (list, tuple, dict)) or is_null(value):
             what = "is unset" if is_null(value) else "is not a single value"
             raise ConfigError(f"${{{text}}} {what} and cannot be part of a text")

@@ -13,9 +13,10 @@ from typing import Any, cast
 
 from ..errors import ConfigError, did_you_mean
 from .convert import expected
+from .section import SHELL_VALUES
 from .table import FREE, canonical, keys, nearest, refused, sections
-from .text import Plain, is_null
-from .tree import Leaf, Path, Tree, grow, merge, origin_of, show
+from .text import Plain, ShellText, is_null
+from .tree import Leaf, Path, Tree, grow, merge, origin_of, show, values
 
 SCRIPT = "phalanx.init()"
 COMMAND_LINE = "command line"
@@ -205,6 +206,9 @@ def _shape_free(path: Path, item: Tree | Leaf, shaped: Tree, problems: list[str]
 
 def _put(shaped: Tree, path: Path, item: Tree | Leaf, problems: list[str]) -> None:
     """Set `path`; one source that sets a key twice (say by an alias too) contradicts itself."""
+    if path[0] not in ("env", "tmpdir", "proxy") and _has_shell_text(values(item)):
+        problems.append(f"{'.'.join(path)} ({origin_of(item)}): !sh is for values of {SHELL_VALUES} only")
+        return
     for part in path[:-1]:
         below = shaped.setdefault(part, {})
         if isinstance(below, Leaf):
@@ -217,7 +221,13 @@ def _put(shaped: Tree, path: Path, item: Tree | Leaf, problems: list[str]) -> No
     problems.append(f"{'.'.join(path)} ({origin_of(item)}) is set twice, in two spellings")
 
 
+def _has_shell_text(value: Any) -> bool:
+    if isinstance(value, dict):
+        return any(map(_has_shell_text, value.values()))
+    return isinstance(value, ShellText) or (isinstance(value, list) and any(map(_has_shell_text, value)))
+
+
 def _unknown(key: str, item: Tree | Leaf) -> str:
-    reason = refused(key)
+    reason = refused(key) or nearest(key)
     hint = "" if key.partition(".")[0] in sections() else f" A script's own settings go under 'params:' (params.{key})."
-    return f"unknown key {key!r} ({origin_of(item)}).{reason or nearest(key) + hint}"
+    return f"unknown key {key!r} ({origin_of(item)}).{reason}{hint}"

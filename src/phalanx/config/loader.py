@@ -138,7 +138,7 @@ def _explain(location: tuple[int | str, ...], tree: Tree, cause: Exception | Non
     item = find(tree, path)
     origin = origin_of(item) if item else DEFAULT
     if cause is not None:
-        return f"{cause} ({origin})"
+        return f"{key} = {show(values(item or {}))} ({origin}): {cause}"
     field = keys().get(key)
     wanted = expected(field.annotation, field.metadata) if field else "text"
     return f"{key} = {show(values(item or {}))} ({origin}): expected {wanted}"

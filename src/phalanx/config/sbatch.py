@@ -37,6 +37,11 @@ REFUSED = {
     "parsable": "the job's id is always the last line of phalanx submit",
     "test_only": "use phalanx submit --preview",
     "wait": "use phalanx submit --wait",
+    "quiet": "the job's id alone is on stdout; all else is on stderr",
+    "verbose": "use phalanx submit --preview, or phalanx plan",
+    "help": "use phalanx submit --help",
+    "usage": "use phalanx submit --help",
+    "version": "it says nothing about a job; use sbatch --version",
 }
 
 SHORT = {

@@ -6,13 +6,13 @@ is a float for a float field and `0123` stays `0123` for a text field.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from ..errors import ConfigError
-from ..registry import LAUNCHERS, STRATEGIES, TRACKERS, Entry, check_name
+from ..errors import did_you_mean
+from ..registry import LAUNCHERS, STRATEGIES, TRACKERS
 from .container_schema import ContainerSettings
 from .section import NotNegative, Positive, Precision, Section, TextList
 from .slurm_schema import SlurmSettings
@@ -102,19 +102,15 @@ class JobConfig(SlurmSettings):
     @classmethod
     def _known_name(cls, name: str, info: ValidationInfo) -> str:
         table = STRATEGIES if info.field_name == "strategy" else LAUNCHERS
-        return _known(str(info.field_name), {"auto": _AUTO, **table}, name)
+        return _known(("auto", *table), name)
 
     @field_validator("trackers")
     @classmethod
     def _known_trackers(cls, names: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(_known("tracker", TRACKERS, name) for name in names)
+        return tuple(_known(TRACKERS, name) for name in names)
 
 
-_AUTO = Entry("", "chosen from the other settings")
-
-
-def _known(kind: str, table: Mapping[str, Entry], name: str) -> str:
-    try:
-        return check_name(kind, table, name)
-    except ConfigError as error:  # pydantic collects ValueErrors, so that all faults are reported together
-        raise ValueError(str(error)) from None
+def _known(table: Collection[str], name: str) -> str:
+    if name not in table:  # pydantic collects ValueErrors, so that all faults are reported together
+        raise ValueError(f"expected one of {', '.join(table)}.{did_you_mean(name, table)}")
+    return name

@@ -16,8 +16,8 @@ Positive = Annotated[int, Field(ge=1)]
 NotNegative = Annotated[int, Field(ge=0)]
 
 
-# Settings whose value may be shell text, marked by `!sh`.
-_SHELL_VALUES = ("env", "tmpdir", "http", "https", "no")
+SHELL_VALUES = "env, tmpdir and proxy"  # settings whose value may be shell text, marked by `!sh`
+_SHELL_FIELDS = ("env", "tmpdir", "http", "https", "no")
 
 
 class Section(BaseModel):
@@ -29,6 +29,6 @@ class Section(BaseModel):
     @classmethod
     def _from_text(cls, value: Any, info: ValidationInfo) -> Any:
         name = info.field_name or ""
-        if isinstance(value, str) and value.startswith(MARK) and name not in _SHELL_VALUES:
-            raise ValueError(f"{name}: {value!r}: shell values (!sh) are for {', '.join(_SHELL_VALUES)} only")
+        if isinstance(value, str) and value.startswith(MARK) and name not in _SHELL_FIELDS:
+            raise ValueError(f"expected text that is no shell value: !sh is for {SHELL_VALUES} only")
         return free(value) if name == "params" else convert(value, cls.model_fields[name].annotation)

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Field, ModelWrapValidatorHandler, PrivateAttr, create_model, field_validator, model_validator
+from pydantic import (
+    Field,
+    ModelWrapValidatorHandler,
+    PrivateAttr,
+    SerializerFunctionWrapHandler,
+    ValidationInfo,
+    create_model,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from .convert import to_integer, to_text_list
 from .sbatch import FLAGS, OPTIONALS, PASSED
 from .section import NotNegative, Positive, Section, TextList
 from .text import is_null
-from .walltime import seconds
+from .walltime import EXPECTED, seconds
 
 
 def _option(name: str) -> tuple[Any, Any]:
@@ -53,6 +63,12 @@ class ModulesSettings(Section):
         if isinstance(data, dict):
             made._order = tuple(dict.fromkeys((*data, *made._order)))
         return made
+
+    @model_serializer(mode="wrap")
+    def _in_order(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Settings that are written and read again keep the order too."""
+        plain = handler(self)
+        return {name: plain[name] for name in self._order if name in plain}
 
     @property
     def steps(self) -> list[tuple[str, tuple[str, ...]]]:
@@ -177,22 +193,26 @@ class SlurmSettings(Section):
     def _numbers(cls, value: Any) -> Any:
         found = tuple(to_integer(item) for item in to_text_list(value)) if not is_null(value) else ()
         if not found or any(not isinstance(item, int) or item < 1 for item in found):
-            raise ValueError(f"scalability_nodes={value!r}: expected numbers of nodes from 1, such as 1, 2, 4")
+            raise ValueError("expected numbers of nodes from 1, such as 1, 2, 4")
         return found
 
     @field_validator("time")
     @classmethod
     def _time(cls, text: str | None) -> str | None:
         if text is not None:
-            seconds(text)
+            try:
+                seconds(text)
+            except ValueError:
+                raise ValueError(f"expected {EXPECTED}") from None
         return text
 
     @field_validator("sbatch_args", "srun_args")
     @classmethod
-    def _options(cls, words: TextList) -> TextList:
+    def _options(cls, words: TextList, info: ValidationInfo) -> TextList:
+        dashes = "--" if info.field_name == "sbatch_args" else "-"  # in a script, an option is one word
         for word in words:
-            if not word.startswith("-"):
-                raise ValueError(f"{word!r} is no option: expected words such as --name=value")
+            if not word.startswith(dashes):
+                raise ValueError(f"{word!r}: expected words such as --name=value")
         return words
 
 

@@ -26,6 +26,12 @@ class Plain(str):
     __slots__ = ()
 
 
+class ShellText(str):
+    """Text with the tag `!sh` in YAML; it begins with it here too, where most readers see a text like any other."""
+
+    __slots__ = ()
+
+
 def is_null(value: Any) -> bool:
     """Whether `value` is None or an unquoted null (empty, `~`, `null`)."""
     return value is None or (isinstance(value, Plain) and value in _NULL)

@@ -11,7 +11,7 @@ import yaml
 
 from ..errors import ConfigError
 from ..shell import MARK
-from .text import Plain, free, is_null
+from .text import Plain, ShellText, free, is_null
 from .tree import Branch, Leaf, Tree
 
 _PREFIX = "tag:yaml.org,2002:"
@@ -144,7 +144,7 @@ class _Builder:
         if node.tag in _PLAIN_TAGS:
             return Plain(node.value)
         if node.tag == MARK.strip():
-            return MARK + str(node.value)
+            return ShellText(MARK + node.value)
         if node.tag != _TEXT:
             raise _Problem(f"the tag {node.tag!r} has no meaning here", node.start_mark)
         return str(node.value)
