@@ -130,9 +130,16 @@ def agreeing(place: Words, environ: Mapping[str, str]) -> Iterator[tuple[str, Wo
             yield source, said
 
 
+_STEPS_OWN = ("SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE", "SLURM_STEP_NODELIST")
+
+
 def in_slurm_step(environ: Mapping[str, str]) -> bool:
-    """Whether srun started this: in a batch script, Slurm sets SLURM_PROCID=0 without a step."""
+    """Whether srun started this: in a batch script, Slurm sets SLURM_PROCID=0 without a step. Where the step's number
+    did not arrive (through a container, say), words that only a step's tasks have tell it too."""
     step = environ.get("SLURM_STEP_ID", "")
+    if not step:
+        known = any(environ.get(name) for name in _STEPS_OWN)
+        return "SLURM_PROCID" in environ and (known or environ["SLURM_PROCID"] not in ("0", ""))
     return step.isdecimal() and int(step) < _FIRST_SPECIAL_STEP and "SLURM_PROCID" in environ
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import socket
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -87,3 +88,18 @@ def _bound(family: socket.AddressFamily, address: str, port: int) -> socket.sock
         bound.close()
         raise
     return bound
+
+
+def main(arguments: list[str]) -> int:
+    """`python -m phalanx.ports JOB`: print the first free port of a job's sequence."""
+    found = claim(job_ports(int(arguments[0])))
+    if found is None:
+        print(f"no port is free for job {arguments[0]}: set master_port", file=sys.stderr)
+        return 1
+    print(found.getsockname()[1])
+    found.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

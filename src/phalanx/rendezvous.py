@@ -74,7 +74,7 @@ def launch_key(topology: Topology, environ: Mapping[str, str]) -> str | None:
     else:
         ours = {"rank": Word(topology.rank, "rank"), "world_size": Word(topology.world_size, "world size")}
         stepped = any(source == "slurm" for source, _ in agreeing(ours, environ))
-        step = environ["SLURM_STEP_ID"] if stepped else ""
+        step = (environ.get("SLURM_STEP_ID") or "0") if stepped else ""
     if not (step or launch):
         return None
     words = [_job(environ), step, environ.get("SLURM_RESTART_COUNT") or "0", launch]

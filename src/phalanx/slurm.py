@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -114,26 +115,31 @@ def _parsed(given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield name.removeprefix(_DEST), value
 
 
-def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Python values as the words of a command line, which alone lie above files."""
+def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Python values by dotted key, as they lie above files."""
     for name, value in settings.items():
         key = prefix + name
         if isinstance(value, Mapping):
             yield from _flat(value, f"{key}.")
         elif value is not None:
-            yield key, _text(key, value)
+            yield key, _value(key, value)
 
 
-def _text(key: str, value: Any) -> str:
+def _value(key: str, value: Any) -> Any:
+    """A text as the command line's, lists as they are."""
+    if isinstance(value, timedelta):
+        hours, seconds = divmod(round(value.total_seconds()), 3600)
+        return f"{hours}:{seconds // 60:02}:{seconds % 60:02}"
+    if key.rpartition(".")[2] == "time" and not isinstance(value, str):
+        # YAML makes 43200 of an unquoted 12:00:00, and for Slurm that is 30 days.
+        raise UsageError(f"{key}={value!r}: a number may be minutes or seconds; write '12:00:00', or a timedelta")
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, (str, int, float, Path)):
         return str(value)
-    if isinstance(value, (list, tuple)) and all(
-        isinstance(item, (str, int)) and "," not in str(item) for item in value
-    ):
-        return ",".join(map(str, value))
-    raise UsageError(f"{key}={value!r}: expected a text, a number, true or false, or a list of texts without commas")
+    if isinstance(value, (list, tuple)):
+        return [str(item) if isinstance(item, Path) else item for item in value]
+    raise UsageError(f"{key}={value!r}: expected a text, a number, true or false, a list or a mapping")
 
 
 __all__ = ["SlurmScriptBuilder", "slurm_parser"]

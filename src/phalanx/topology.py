@@ -26,6 +26,7 @@ from .launch_env import (
     integer,
     meant,
     without_slurm_step,
+    words,
 )
 from .ports import job_ports
 
@@ -119,6 +120,8 @@ def _complete(source: str, said: Words, environ: Mapping[str, str]) -> Words:
     if "local_rank" not in place:
         raise _unknown("local_rank", place, f"set {LAUNCHERS[source]['local_rank'][0]} in each task")
     if "local_world_size" not in place:
+        place = _agents_share(place, environ) | place
+    if "local_world_size" not in place:
         size = _local_size(place, environ)
         if size is None:
             raise _unknown("local_world_size", place, f"set {_SIZE_OF.get(source, 'SLURM_STEP_NUM_NODES')}")
@@ -153,6 +156,24 @@ def _one_of_a_kind(place: Words) -> Words:
     if "local_world_size" in place and place["local_world_size"].value == 1:
         return _derived(local_rank=0)
     return {}
+
+
+def _agents_share(place: Words, environ: Mapping[str, str]) -> Words:
+    """Where each task of a Slurm step is an agent with equally many ranks, its place tells theirs."""
+    if not in_slurm_step(environ):
+        return {}
+    try:
+        step = words("slurm", environ)
+    except TopologyError:
+        return {}
+    if "rank" not in step or "world_size" not in step:
+        return {}
+    agent, agents, world = step["rank"].value, step["world_size"].value, place["world_size"].value
+    size = world // agents
+    fits = not world % agents and agent * size + place["local_rank"].value == place["rank"].value
+    if agents >= world or not fits or place["local_rank"].value >= size:
+        return {}
+    return _derived(local_world_size=size, num_nodes=agents, node_rank=agent)
 
 
 def _local_size(place: Words, environ: Mapping[str, str]) -> int | None:
@@ -241,7 +262,7 @@ def with_suffix(host: str, suffix: str) -> str:
 def _default_port(environ: Mapping[str, str], stepped: bool) -> int | None:
     """The same for all ranks of a step, and another for neighbouring jobs and steps."""
     job = environ.get("SLURM_JOB_ID") or environ.get("SLURM_JOBID") or ("0" if stepped else "")
-    step = environ["SLURM_STEP_ID"] if stepped else "0"
+    step = (environ.get("SLURM_STEP_ID") or "0") if stepped else "0"
     return next(job_ports(int(job), int(step))) if job.isdecimal() else None
 
 

@@ -30,12 +30,7 @@ export PHALANX_LAUNCH_ID="$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}.$$"
 
 # The agents' meeting point: this node, and a port of the job's own below the ephemeral ones
 PHALANX_RDZV_HOST="${SLURMD_NODENAME:-$(hostname)}"
-PHALANX_RDZV_PORT="${MASTER_PORT:-}"
-for try in 0 1 2 3 4 5 6 7; do
-  [ -z "${MASTER_PORT:-}" ] || break
-  PHALANX_RDZV_PORT=$((20000 + (SLURM_JOB_ID * 31 + try * 4001) % 12000))
-  (exec 3<>"/dev/tcp/127.0.0.1/$PHALANX_RDZV_PORT") 2>/dev/null || break  # nobody answers: it is free
-done
+PHALANX_RDZV_PORT="${MASTER_PORT:-$(/py/bin/python -m phalanx.ports "$SLURM_JOB_ID")}"
 export PHALANX_RDZV_HOST PHALANX_RDZV_PORT
 
 # Launch

@@ -45,12 +45,7 @@ mkdir -p "$TMPDIR"
 
 # The agents' meeting point: this node, and a port of the job's own below the ephemeral ones
 PHALANX_RDZV_HOST=$(ip -o -4 addr show dev hsn0 | awk '{sub("/.*", "", $4); print $4; exit}')
-PHALANX_RDZV_PORT="${MASTER_PORT:-}"
-for try in 0 1 2 3 4 5 6 7; do
-  [ -z "${MASTER_PORT:-}" ] || break
-  PHALANX_RDZV_PORT=$((20000 + (SLURM_JOB_ID * 31 + try * 4001) % 12000))
-  (exec 3<>"/dev/tcp/127.0.0.1/$PHALANX_RDZV_PORT") 2>/dev/null || break  # nobody answers: it is free
-done
+PHALANX_RDZV_PORT="${MASTER_PORT:-$(/py/bin/python -m phalanx.ports "$SLURM_JOB_ID")}"
 export PHALANX_RDZV_HOST PHALANX_RDZV_PORT
 
 # Launch

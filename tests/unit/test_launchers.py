@@ -104,7 +104,16 @@ def test_torchrun_on_several_nodes_finds_its_node_inside_the_task(slurm):
 
 def test_a_head_and_a_port_that_were_set_are_kept(slurm):
     _, nodes = slurm(plan("nodes=2", "nproc=2", "master_addr=10.0.0.4", "master_port=29611"))
-    assert value(nodes[1], "--rdzv-endpoint") == "10.0.0.4:29611"
+    for node, words in enumerate(nodes):
+        assert value(words, "--node-rank") == str(node)
+        assert value(words, "--master-addr") == "10.0.0.4"
+        assert value(words, "--master-port") == "29611"
+        assert "c10d" not in words  # whose ranks would meet at a port that the first agent takes at random
+
+
+def test_a_head_that_was_set_is_kept(slurm):
+    _, nodes = slurm(plan("nodes=2", "nproc=2", "master_addr=10.0.0.4"))
+    assert value(nodes[1], "--rdzv-endpoint") == "10.0.0.4:20011"
 
 
 def test_a_requeued_job_does_not_meet_its_former_self(slurm):

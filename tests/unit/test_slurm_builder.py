@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from datetime import timedelta
 
 import pytest
 
@@ -91,3 +92,22 @@ def test_wrong_settings_are_the_same_errors(own):
         SlurmScriptBuilder(script="t.py", nodez=3).scripts()
     with pytest.raises(PhalanxError, match="training_cmd"):
         SlurmScriptBuilder().scripts()
+
+
+def test_pythons_lists_keep_their_commas_and_times_are_texts(own):
+    builder = SlurmScriptBuilder(
+        script="t.py", modules={"load": ["A/1,2"]}, srun_args=["--x=a,b"], before=["echo a, b", "true"],
+        time=timedelta(hours=36, minutes=5),
+    )  # fmt: skip
+    ((_, text),) = builder.scripts().items()
+    assert "module load A/1,2\n" in text
+    assert "--x=a,b" in text
+    assert "echo a, b\ntrue\n" in text
+    assert "#SBATCH --time=36:05:00\n" in text
+    with pytest.raises(PhalanxError, match=r"time=43200.*'12:00:00'"):  # what YAML makes of an unquoted 12:00:00
+        SlurmScriptBuilder(script="t.py", time=43200).scripts()
+
+
+def test_lines_in_place_of_the_launch_need_no_script(own):
+    ((_, text),) = SlurmScriptBuilder(exec_command="srun ./mine", job_name="mine").scripts().items()
+    assert "\nsrun ./mine\n" in text

@@ -232,7 +232,7 @@ def test_each_task_of_an_array_has_its_own_line_also_when_slurm_has_forgotten_it
         (run_dir / f"array-{task}" / "jobs").mkdir(parents=True)
         (run_dir / f"array-{task}" / "jobs" / f"{number}.start").write_text("1000\n")
         (run_dir / f"array-{task}" / "jobs" / f"{number}.exit").write_text(f"{code}\n")
-        (run_dir / f"slurm-{number}.out").write_text(f"task {task}\n")
+        (run_dir / f"slurm-44_{task}.out").write_text(f"task {task}\n")
     slurm.answer("squeue", squeue(("44_[3-9%2]", "44", "PENDING", "JobArrayTaskLimit", "0:00", 0, "")))
     assert main(["status", "44", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)

@@ -559,3 +559,25 @@ def test_the_node_rank_tells_the_local_size() -> None:
     assert (found.local_world_size, found.num_nodes) == (4, 2)
     found = Topology.from_environ({"RANK": "1", "WORLD_SIZE": "2", "NODE_RANK": "1", "NNODES": "2", **master})
     assert (found.local_rank, found.local_world_size, found.num_nodes) == (0, 1, 2)
+
+
+@pytest.mark.parametrize("own", [{}, {"SLURM_STEP_TASKS_PER_NODE": "2(x2)"}, {"SLURM_STEP_NODELIST": "n[1-2]"}])
+def test_a_task_is_one_also_without_its_steps_number(own):
+    """A container may drop SLURM_STEP_ID; a rank above 0, or a step's own words, are no batch script's."""
+    said = {"SLURM_PROCID": "1", "SLURM_NODEID": "1", "SLURM_LOCALID": "0", "SLURM_NTASKS": "4", "SLURM_NNODES": "2"}
+    found = Topology.from_environ({**said, **own})
+    assert (found.rank, found.world_size, found.node_rank, found.local_rank) == (1, 4, 1, 0)
+
+
+def test_a_batch_script_stays_a_single_process_without_a_steps_words():
+    found = Topology.from_environ({"SLURM_PROCID": "0", "SLURM_NODEID": "0", "SLURM_NTASKS": "4", "SLURM_NNODES": "2"})
+    assert (found.rank, found.world_size) == (0, 1)
+
+
+@pytest.mark.parametrize(("rank", "local", "agent"), [(0, 0, 0), (1, 1, 0), (2, 0, 1), (3, 1, 1)])
+def test_agents_that_are_slurms_tasks_tell_their_ranks_place(rank, local, agent):
+    """Two agents of two ranks each, without LOCAL_WORLD_SIZE."""
+    ranks = {"RANK": str(rank), "LOCAL_RANK": str(local), "WORLD_SIZE": "4", "MASTER_ADDR": "n1"}
+    step = {"SLURM_PROCID": str(agent), "SLURM_LOCALID": "0", "SLURM_NTASKS": "2", "SLURM_STEP_ID": "0"}
+    found = Topology.from_environ({**ranks, **step, "TORCHELASTIC_RUN_ID": "7", "MASTER_PORT": "20000"})
+    assert (found.rank, found.local_world_size, found.node_rank, found.num_nodes) == (rank, 2, agent, 2)

@@ -114,3 +114,13 @@ def test_a_single_process_is_its_own_culprit(tmp_path, returncode, code, words):
     culprit = find(tmp_path, returncode=returncode, launcher="python")
     assert (culprit.rank, culprit.host, culprit.exit_code) == (0, "here", code)
     assert words in culprit.what
+
+
+def test_a_port_that_torchruns_store_could_not_have_is_named():
+    from phalanx.schedulers.verdict import _PORT_TAKEN
+
+    said = (  # torch 2.13, two agents of which the first could not listen
+        "torch.distributed.DistNetworkError: The server socket has failed to listen on any local network address. "
+        "port: 29611, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use\n"
+    )
+    assert _PORT_TAKEN.search(said)[1] == "29611"

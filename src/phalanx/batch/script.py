@@ -98,16 +98,12 @@ def _rendezvous(plan: LaunchPlan) -> list[str]:
     """Where agents meet: this shell runs on the first node, so it can look for a free port there."""
     if not any(isinstance(word, str) and "PHALANX_RDZV" in word for word in map(quote, plan.command)):
         return []
+    free_port = render([plan.host_python, "-m", "phalanx.ports", Sh('"$SLURM_JOB_ID"')])
     return [
         "# The agents' meeting point: this node, and a port of the job's own below the ephemeral ones",
         f"PHALANX_RDZV_HOST={_head_address(plan)}",
         *_suffix(plan.config.host_suffix),
-        'PHALANX_RDZV_PORT="${MASTER_PORT:-}"',
-        "for try in 0 1 2 3 4 5 6 7; do",
-        '  [ -z "${MASTER_PORT:-}" ] || break',
-        "  PHALANX_RDZV_PORT=$((20000 + (SLURM_JOB_ID * 31 + try * 4001) % 12000))",
-        '  (exec 3<>"/dev/tcp/127.0.0.1/$PHALANX_RDZV_PORT") 2>/dev/null || break  # nobody answers: it is free',
-        "done",
+        f'PHALANX_RDZV_PORT="${{MASTER_PORT:-$({free_port})}}"',
         "export PHALANX_RDZV_HOST PHALANX_RDZV_PORT",
     ]
 

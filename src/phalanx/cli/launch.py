@@ -72,6 +72,8 @@ def _program(scanned: Scanned, loaded: Loaded, command: str) -> Program:
         return Program(scanned.script, scanned.args)
     if loaded.config.training_cmd:
         return from_training_cmd(loaded.config.training_cmd)
+    if loaded.config.exec_command or loaded.config.exec_file:
+        return Program(None, ("true",))  # what stands in place of the launch says what runs
     raise UsageError(
         f"no script given: expected phalanx {command} [options] SCRIPT [script arguments], or training_cmd in the "
         f"settings; see phalanx {command} --help"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from ..config.meaning import asks
 from ..config.sbatch import OPTIONALS, SHORT
@@ -26,7 +27,7 @@ class Scanned:
     command's own options without dashes; `args` are the script's, untouched."""
 
     files: tuple[str, ...] = ()
-    overrides: tuple[tuple[str, str], ...] = ()
+    overrides: tuple[tuple[str, Any], ...] = ()
     flags: frozenset[str] = frozenset()
     values: Mapping[str, str] = field(default_factory=dict)
     script: str | None = None

@@ -115,7 +115,7 @@ def from_environment(environ: Mapping[str, str], problems: list[str]) -> Tree:
 
 
 def from_overrides(
-    overrides: Iterable[str | tuple[str, str]], problems: list[str], origin: str = COMMAND_LINE
+    overrides: Iterable[str | tuple[str, Any]], problems: list[str], origin: str = COMMAND_LINE
 ) -> list[Tree]:
     """One layer for each `key=value` (or pair) of the command line."""
     found = []
@@ -128,8 +128,10 @@ def from_overrides(
     return found
 
 
-def _override(path: Path, text: str, origin: str, problems: list[str]) -> Tree:
-    return shape({".".join(path): grow(_flow_or_text(canonical(path), text), origin)}, problems)
+def _override(path: Path, value: Any, origin: str, problems: list[str]) -> Tree:
+    """A text is read as a command line's; Python's own lists stay what they are."""
+    value = _flow_or_text(canonical(path), value) if isinstance(value, str) else value
+    return shape({".".join(path): grow(value, origin)}, problems)
 
 
 def _flow_or_text(path: Path, text: str) -> Any:

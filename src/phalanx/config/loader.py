@@ -39,7 +39,7 @@ class Loaded:
 
 def load_config(
     files: Iterable[str | FilePath] = (),
-    overrides: Iterable[str | tuple[str, str]] = (),
+    overrides: Iterable[str | tuple[str, Any]] = (),
     environ: Mapping[str, str] | None = None,
     *,
     script: Mapping[str, Any] | None = None,

@@ -46,11 +46,23 @@ def _rendezvous(plan: LaunchPlan, starter: str) -> list[Word]:
     config = plan.config
     node, step = _NODE[starter], _STEP.get(starter, "$PHALANX_RDZV_PORT")
     head = quote(config.master_addr or HEAD)
-    port = quote(str(config.master_port) if config.master_port else PORT)
+    if config.master_port is not None:
+        return _fixed_rendezvous(plan, node, head)
+    port = quote(PORT)
     return [
         *("--nnodes", str(plan.nodes)),
         *("--rdzv-backend", "c10d"),
         *("--rdzv-endpoint", Sh(f"{head}:{port}")),
         *("--rdzv-conf", Sh(f"is_host=$(({node} == 0)),rank={node}")),
         *("--rdzv-id", Sh(f'"$SLURM_JOB_ID.{step}.${{SLURM_RESTART_COUNT:-0}}"')),
+    ]
+
+
+def _fixed_rendezvous(plan: LaunchPlan, node: str, head: str) -> list[Word]:
+    """At the user's port: over c10d the ranks would meet at another one, which the first agent takes at random."""
+    return [
+        *("--nnodes", str(plan.nodes)),
+        *("--node-rank", Sh(f'"{node}"')),
+        *("--master-addr", Sh(head)),
+        *("--master-port", str(plan.config.master_port)),
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from .deaths import Death, Stop, agents, deaths, stop
 _OWN_DEATHS = tuple(
     int(getattr(signal, name)) for name in ("SIGKILL", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE") if hasattr(signal, name)
 )
+_PORT_TAKEN = re.compile(r"port: (\d+)[^\n]*EADDRINUSE")  # torch's store
 _BROKEN = re.compile(r"gloo|nccl|connection (reset|closed|refused)|broken pipe|socket", re.IGNORECASE)
 _FEW = 4096  # ranks whose error files can be looked at one by one
 _DIRECT = ("python", "srun", "mpirun", None)  # these start the ranks themselves; others start agents
@@ -137,7 +138,11 @@ def _agent(stderr: str, launcher: str | None, ended: Stop | None) -> Culprit | N
     if launcher in _DIRECT or ended is not None:
         return None
     died = agents(stderr)
-    return _died(Death(None, died[0].host, died[0].code, 0), "", f"{launcher} itself") if died else None
+    if not died:
+        return None
+    agent = _died(Death(None, died[0].host, died[0].code, 0), "", f"{launcher} itself")
+    taken = _PORT_TAKEN.search(stderr)
+    return replace(agent, what=f"{agent.what}: port {taken[1]} is in use there (master_port)") if taken else agent
 
 
 def _log(attempt: Attempt, rank: int | None) -> Path | None:

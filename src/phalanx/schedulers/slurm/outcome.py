@@ -116,6 +116,9 @@ def failure(job: OurJob) -> Failure | None:
         by = f" (by user {state.reason})" if state.state == "CANCELLED" and state.reason.isdecimal() else ""
         limit = f" ({duration(state.limit)})" if state.state == "TIMEOUT" and state.limit else ""
         return Failure((f"{state.state}: {_BY_SLURM[state.state]}{by}{limit}",))
+    ended = (job.run_dir / "jobs" / f"{job.number}.exit").exists()
+    if state.state == "FAILED" and not ended and not any(job.run_dir.glob("errors/*.json")) and not state.signal:
+        return Failure((f"the job's script ended with exit code {state.code} before its end: see its output",))
     attempt = _attempt_of(job)
     culprit, stopped = verdict.judge(attempt)
     if state.state == "GONE" and culprit is None and stopped is None:

@@ -29,7 +29,7 @@ from ..source import save_snapshot, save_source, tracked
 from . import client
 from .output import before_submission, expand_pattern, unknown_patterns
 
-_RUNS_ON = "slurm-%j.out"
+_RUNS_ON, _ARRAYS = "slurm-%j.out", "slurm-%A_%a.out"
 _JOBS_OWN = ("SLURM_", "SRUN_", "PMI_", "PMIX_")
 _PATHS = ("output", "error", "chdir", "run_root", "venv", "python", "save_dir", "pre_exec_file", "exec_file")
 _VARIABLE = re.compile(r"\$([A-Za-z_]\w*)", re.ASCII)
@@ -212,7 +212,7 @@ def _folder_of(pattern: str, setting: str, job_name: str) -> Path:
 def _words(job: Job, run_dir: Path, after: str | None) -> list[str]:
     words = []
     if job.loaded.config.output is None:
-        words.append(f"--output={run_dir}/{_RUNS_ON}")
+        words.append(f"--output={run_dir}/{_ARRAYS if job.loaded.config.sbatch.array else _RUNS_ON}")
     if after is not None:
         words.append(f"--dependency=afterany:{after}")
     return [*words, str(run_dir / "job.sh"), str(run_dir)]
