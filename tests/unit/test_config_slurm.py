@@ -177,6 +177,15 @@ def test_shell_text_keeps_the_shells_own_references_and_resolves_ours(tmp_path, 
     loaded = load_config([file], (), {"HOME_OF": "/h"})
     assert loaded.config.before == "echo $X ${X} $(date) 3 /h"
     assert "X" in fault(tmp_path, "name: a-${X}\n")
+    for key in ("after", "exec_command", "training_cmd", "container: {pre"):
+        end = "}" if "{" in key else ""
+        config = from_yaml(tmp_path, f"{key}: 'a $X ${{X:-1}} $(b ${{Y}}) ${{nodes}}'{end}\n").config
+        assert "a $X ${X:-1} $(b ${Y}) 1" in (
+            config.after,
+            config.exec_command,
+            config.training_cmd,
+            config.container.pre,
+        )
 
 
 @pytest.mark.parametrize(

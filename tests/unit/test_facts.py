@@ -90,4 +90,5 @@ def test_versions_of_absent_packages_are_left_out():
 
 def test_the_callers_thread_count_is_a_fact():
     assert facts.gather({"OMP_NUM_THREADS": "3"}).omp_num_threads == "3"
+    assert facts.gather({"OMP_NUM_THREADS": ""}).omp_num_threads is None
     assert facts.gather({}).omp_num_threads is None
