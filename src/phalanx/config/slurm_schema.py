@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     class SbatchSettings(_Options):
         open_mode: str | None = None
         gpus: str | None = None
+        array: str | None = None
 else:
     SbatchSettings = create_model(
         "SbatchSettings", __base__=_Options, **{name: _option(name) for name in sorted(PASSED)}
