@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import PurePath
@@ -80,7 +81,7 @@ def make_plan(
 
 def run_name(config: JobConfig, program: Program) -> str:
     """The folder, under the run root, of these runs: their name, else the job's, else the script's."""
-    return config.name or (config.job_name or "").replace("/", "_") or program.name
+    return config.name or re.sub(r"[/\\]", "_", config.job_name or "") or program.name
 
 
 def _is_local(config: JobConfig) -> bool:

@@ -37,6 +37,7 @@ export no_proxy=localhost,.cluster
 export NO_PROXY=localhost,.cluster
 
 # Environment
+unset RANK LOCAL_RANK GROUP_RANK WORLD_SIZE LOCAL_WORLD_SIZE TORCHELASTIC_RUN_ID
 export PYTHONUNBUFFERED=1
 export NCCL_SOCKET_IFNAME=ib0
 export GLOO_SOCKET_IFNAME=ib0

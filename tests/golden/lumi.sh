@@ -24,6 +24,7 @@ module purge
 module load LUMI/24.03 partition/G rocm
 
 # Environment
+unset RANK LOCAL_RANK GROUP_RANK WORLD_SIZE LOCAL_WORLD_SIZE TORCHELASTIC_RUN_ID
 export PYTHONUNBUFFERED=1
 export NCCL_SOCKET_IFNAME=hsn0,hsn1,hsn2,hsn3
 export GLOO_SOCKET_IFNAME=hsn0,hsn1,hsn2,hsn3

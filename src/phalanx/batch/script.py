@@ -85,7 +85,9 @@ def _environment(plan: LaunchPlan) -> list[str]:
         share = f"${{SLURM_CPUS_ON_NODE:-1}} / {plan.nproc_per_node}"
         own["OMP_NUM_THREADS"] = Sh(f"${{OMP_NUM_THREADS:-$(({share} > 1 ? {share} : 1))}}")
     note = [f"# Secret, so from the submission's environment alone: {' '.join(hidden)}"] if hidden else []
-    return ["# Environment", *exports(secret.without(own)), *note]
+    # Under plain `sbatch`, words of a launch around the command would come along.
+    unset = "unset RANK LOCAL_RANK GROUP_RANK WORLD_SIZE LOCAL_WORLD_SIZE TORCHELASTIC_RUN_ID"
+    return ["# Environment", unset, *exports(secret.without(own)), *note]
 
 
 def _venv(plan: LaunchPlan) -> list[str]:

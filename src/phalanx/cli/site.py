@@ -68,7 +68,7 @@ def _init(out: str | None, node: bool) -> int:
     except OSError as error:
         raise PlanError(f"cannot write {path}: {error.strerror}; give another --out FILE") from None
     print(path)
-    print(f"correct it, then: export PHALANX_SITE={path}", file=sys.stderr)
+    print(f"correct it, then: export PHALANX_SITE={path.absolute()}", file=sys.stderr)
     return 0
 
 

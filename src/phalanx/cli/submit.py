@@ -40,6 +40,7 @@ examples:
   phalanx submit -c job.yaml --strategy fsdp nodes=8
   phalanx submit -c job.yaml --mode scaling-test --scalability-nodes 1,2,4"""
 
+_SBATCHS = ("-N", "-n", "-t", "-p", "-A", "--nodes", "--ntasks", "--time", "--partition", "--account")
 _FLAGS = ("preview", "yes", "wait", "force")
 
 
@@ -54,6 +55,11 @@ def main(argv: Sequence[str]) -> int:
         overrides = (*scanned.overrides, ("save_script", "false"), ("submit_job", "false"))
         scanned = replace(scanned, overrides=overrides)
     jobs = jobs_of(scanned)
+    misplaced = [word for word in scanned.args if word.partition("=")[0] in _SBATCHS]
+    if misplaced:
+        print(
+            f"note: {' '.join(misplaced)} after {scanned.script} are its own arguments, not sbatch's", file=sys.stderr
+        )
     ids = carry_out(jobs, scanned.flags, chain)
     for job_id in ids:
         print(job_id, flush=True)
@@ -88,13 +94,14 @@ def jobs_of(scanned: Scanned) -> list[submit.Job]:
         return [submit.build(request.loaded, request.program, facts)]
     name = config.job_name or config.name or request.program.name
     jobs = []
+    series_name = series.series_name(name)
     for member in series.members(config):
         settings = member.settings(name, series.ranks_per_node(config, facts, member))
         own = request_of(scanned, "submit", settings, f"--mode {config.mode}")
         files = series.output_files(config, own.loaded.config)
         if files:
             own = request_of(scanned, "submit", settings | files, f"--mode {config.mode}")
-        jobs.append(submit.build(own.loaded, own.program, facts))
+        jobs.append(replace(submit.build(own.loaded, own.program, facts), series=series_name))
     return jobs
 
 
@@ -159,12 +166,11 @@ def _confirm(count: int, node_hours: float) -> None:
 
 def _submit(jobs: list[submit.Job], chain: int) -> list[str]:
     """Submit one by one; if one is refused, say what was submitted before it."""
-    name = series.series_name(jobs[0].plan.name) if len(jobs) > 1 else None
     ids: list[str] = []
     try:
         for number, job in enumerate(jobs, 1):
             before = len(ids)
-            run_dir = submit.submit(job, ids, chain, name)
+            run_dir = submit.submit(job, ids, chain)
             count = f"[{number}/{len(jobs)}] " if len(jobs) > 1 else ""
             print(f"{count}{job.name}: job {' '.join(ids[before:])} in {run_dir}", file=sys.stderr, flush=True)
     except BaseException:
@@ -172,4 +178,6 @@ def _submit(jobs: list[submit.Job], chain: int) -> list[str]:
             words = " ".join(ids)
             print(f"submitted before this: {words}; cancel with: phalanx cancel {words}", file=sys.stderr)
         raise
+    if jobs[0].series is not None:
+        print(f"series {jobs[0].series}: phalanx status and phalanx cancel take this name", file=sys.stderr)
     return ids

@@ -101,7 +101,7 @@ def files(run_dir: Path, submitted_in: Path, known: Mapping[str, str]) -> list[P
     folder = Path(submitted_in, asked.get("chdir", ""))
     default = "slurm-%j.out" if known["a"] == _NO_ARRAY else "slurm-%A_%a.out"
     if (run_dir / "job.sh").exists():
-        default = f"{run_dir}/{default}"
+        default = f"{str(run_dir).replace('%', '%%')}/{default}"
     output = Path(folder, expand_pattern(asked.get("output", default), known))
     error = Path(folder, expand_pattern(asked["error"], known)) if "error" in asked else output
     return [output] if error == output else [output, error]

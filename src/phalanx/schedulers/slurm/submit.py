@@ -43,6 +43,7 @@ class Job:
     loaded: Loaded
     plan: LaunchPlan
     script: str
+    series: str | None = None
 
     @property
     def name(self) -> str:
@@ -116,6 +117,10 @@ def save(job: Job) -> Path:
 def check(job: Job) -> None:
     """What would fail only after hours in the queue; raises PlanError."""
     plan = job.plan
+    if plan.config.chdir and not Path(plan.config.chdir).is_dir():
+        raise PlanError(
+            f"chdir={plan.config.chdir!r} is no folder here: a job that can't enter it fails without a word"
+        )
     probe.check(plan)
     if plan.config.snapshot:
         tracked(Path(plan.cwd))
@@ -141,10 +146,13 @@ def warnings(job: Job) -> list[str]:
         found.append("time is unset: the partition's default limit holds")
     if config.venv is not None:
         found += environment_warnings(Path(job.plan.cwd, config.venv), config.modules)
+        packages = Path(job.plan.cwd, config.venv).glob("lib*/python*/site-packages")
+        if job.plan.runtime == "venv" and not any(next(folder.glob("*phalanx*"), None) for folder in packages):
+            found.append(f"venv {config.venv} seems to hold no phalanx, which its ranks need: pip install it there")
     return found
 
 
-def submit(job: Job, ids: list[str], chain: int = 1, series: str | None = None) -> Path:
+def submit(job: Job, ids: list[str], chain: int = 1) -> Path:
     """Make the run directory, which is returned, and submit; `chain` jobs run there one after the other.
 
     Each job's id is appended to `ids` at once. Raises PlanError if the directory can't be made, SchedulerError with
@@ -162,7 +170,7 @@ def submit(job: Job, ids: list[str], chain: int = 1, series: str | None = None) 
         for link in range(chain):
             after = client.submit(_words(job, run_dir, after), environment)
             ids.append(after)
-            _note_job(job, run_dir, after, series, (link + 1, chain) if chain > 1 else None)
+            _note_job(job, run_dir, after, (link + 1, chain) if chain > 1 else None)
     except BaseException:
         if not old and after is None:
             discard(run_dir)
@@ -212,7 +220,9 @@ def _folder_of(pattern: str, setting: str, job_name: str) -> Path:
 def _words(job: Job, run_dir: Path, after: str | None) -> list[str]:
     words = []
     if job.loaded.config.output is None:
-        words.append(f"--output={run_dir}/{_ARRAYS if job.loaded.config.sbatch.array else _RUNS_ON}")
+        words.append(
+            f"--output={str(run_dir).replace('%', '%%')}/{_ARRAYS if job.loaded.config.sbatch.array else _RUNS_ON}"
+        )
     if after is not None:
         words.append(f"--dependency=afterany:{after}")
     return [*words, str(run_dir / "job.sh"), str(run_dir)]
@@ -233,13 +243,13 @@ def submission_environment(script: str, environ: Mapping[str, str] = os.environ)
     }
 
 
-def _note_job(job: Job, run_dir: Path, job_id: str, series: str | None, chain: tuple[int, int] | None) -> None:
+def _note_job(job: Job, run_dir: Path, job_id: str, chain: tuple[int, int] | None) -> None:
     note = {
         "v": 1,
         "job_id": job_id,
         "name": job.plan.name,
         "job_name": job.name,
-        "series": series,
+        "series": job.series,
         "submitted": time.time(),
         "nodes": job.plan.nodes,
         "chain": chain,
