@@ -31,10 +31,11 @@ class Program:
 def from_training_cmd(text: str) -> Program:
     """A command as shell text; one that starts with a `.py` file is that script with arguments.
 
-    Anything else, and a list of commands (`a && b`, `a | tee log`), is run as a whole, once a rank.
+    Anything else, and a list of commands (`a && b`, `a | tee log`), is run as a whole, once a rank; it ends
+    with the first command that fails, so that an `echo` at its end hides nothing.
     """
     match = _SCRIPT.fullmatch(text.strip())
     if match is None or _OPERATORS.search(match["rest"]):
-        return Program(None, ("bash", "-o", "pipefail", "-c", text.strip()))
+        return Program(None, ("bash", "-eo", "pipefail", "-c", text.strip()))
     rest = match["rest"].strip()
     return Program(match["script"], (Sh(rest),) if rest else ())

@@ -147,7 +147,7 @@ def batch_node(tmp_path):
         (tmp_path / "bin" / name).write_text(text)
         (tmp_path / "bin" / name).chmod(0o755)
 
-    def run(*overrides, argument=True, exit_code=0, node="lab07", **more):
+    def run(*overrides, argument=True, exit_code=0, node="lab07", around=None, **more):
         facts = Facts("login", 8, 0, str(tmp_path / "bin" / "rank"), "Linux", "x86_64", cwd=str(tmp_path))
         text = script("nodes=2", *overrides, facts=facts, **more)
         (tmp_path / "job.sh").write_text(text)
@@ -156,6 +156,7 @@ def batch_node(tmp_path):
             "SEEN": str(tmp_path / "seen"),
             "HOME": "/home/me",
             "RANK_EXIT": str(exit_code),
+            **(around or {}),
             **{
                 "SLURMD_NODENAME": node,
                 "SLURM_JOB_ID": "70001",
@@ -253,6 +254,20 @@ def test_the_fast_networks_name_of_a_node_is_before_its_domain(batch_node, monke
 def test_a_failure_in_a_pipe_of_training_cmd_is_one(batch_node):
     done, _ = batch_node("nproc=1", "launcher=srun", "training_cmd=rank x | tee log", exit_code=7)
     assert done.returncode == 7
+
+
+def test_an_echo_after_a_failed_training_hides_nothing(batch_node):
+    done, _ = batch_node("nproc=1", "launcher=srun", "training_cmd=rank x; echo done", exit_code=7)
+    assert done.returncode == 7
+    assert "done" not in done.stdout
+
+
+def test_words_of_a_job_around_a_plain_sbatch_do_not_reach_the_ranks(batch_node):
+    leftovers = {"RANK": "3", "WORLD_SIZE": "9", "MASTER_ADDR": "127.0.0.1", "SLURM_CPU_BIND": "map_cpu:5"}
+    leftovers |= {"SLURM_MEM_PER_CPU": "100", "SRUN_CPUS_PER_TASK": "3"}
+    done, seen = batch_node("nproc=1", "launcher=srun", "mem=1G", argument=False, around=leftovers)
+    assert done.returncode == 0, done.stderr
+    assert not leftovers.keys() & seen[0][1].keys()
 
 
 def test_shell_values_are_the_batch_shells_and_all_others_are_not(batch_node):

@@ -85,9 +85,16 @@ def _environment(plan: LaunchPlan) -> list[str]:
         share = f"${{SLURM_CPUS_ON_NODE:-1}} / {plan.nproc_per_node}"
         own["OMP_NUM_THREADS"] = Sh(f"${{OMP_NUM_THREADS:-$(({share} > 1 ? {share} : 1))}}")
     note = [f"# Secret, so from the submission's environment alone: {' '.join(hidden)}"] if hidden else []
-    # Under plain `sbatch`, words of a launch around the command would come along.
-    unset = "unset RANK LOCAL_RANK GROUP_RANK WORLD_SIZE LOCAL_WORLD_SIZE TORCHELASTIC_RUN_ID"
-    return ["# Environment", unset, *exports(secret.without(own)), *note]
+    return ["# Environment", f"unset {' '.join(_foreign(plan))}", *exports(secret.without(own)), *note]
+
+
+def _foreign(plan: LaunchPlan) -> list[str]:
+    """Words of a launch or job around a plain `sbatch`, which come along and contradict this job's own."""
+    memory = {"mem": "NODE", "mem_per_cpu": "CPU", "mem_per_gpu": "GPU"}
+    asked = [suffix for setting, suffix in memory.items() if getattr(plan.config, setting)]
+    others = [f"SLURM_MEM_PER_{suffix}" for suffix in memory.values() if asked and suffix not in asked]
+    ranks = ["RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "TORCHELASTIC_RUN_ID"]
+    return [*ranks, "SLURM_CPU_BIND", "SLURM_CPU_BIND_TYPE", "SLURM_CPU_BIND_LIST", "SRUN_CPUS_PER_TASK", *others]
 
 
 def _venv(plan: LaunchPlan) -> list[str]:
