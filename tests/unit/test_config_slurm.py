@@ -44,6 +44,7 @@ def fault(tmp_path, text, *overrides):
         ("1-12:30:15", 36 * 3600 + 30 * 60 + 15),
         ("UNLIMITED", None),
         ("infinite", None),
+        ("0", None),
     ],
 )
 def test_time_limits_are_read_as_slurm_reads_them_and_stay_as_written(tmp_path, text, expected):

@@ -175,6 +175,8 @@ def test_many_jobs_are_confirmed(slurm):
         (["-p", "gpux", "train.py"], ["partition='gpux'", "main"]),
         (["--gpus-per-node", "8", "train.py"], ["gpus_per_node=8", "has 4"]),
         (["-t", "2-00", "train.py"], ["time=2-00", "1440 minutes"]),
+        (["-t", "0", "train.py"], ["time=0", "1440 minutes"]),
+        (["chdir=/nowhere", "train.py"], ["chdir='/nowhere'"]),
         (["--chain", "x", "train.py"], ["--chain 'x'", "number"]),
         (["snapshot=true", "train.py"], ["snapshot", "git"]),
         (["pre_exec_file=nix.sh", "train.py"], ["pre_exec_file='nix.sh'"]),
@@ -204,6 +206,10 @@ def test_a_snapshot_is_the_tracked_files_as_they_are(slurm):
         subprocess.run([*git, *words], check=True)
     (slurm.work / "sub" / "lib.py").write_text("new")
     (slurm.work / "big.bin").write_text("untracked")
+    (slurm.work / "late.py").write_text("")
+    refused = slurm("snapshot=true", "late.py")
+    assert refused.returncode == 2
+    assert "'late.py' is not: git add it" in refused.stderr
     done = slurm("snapshot=true", *JOB)
     assert done.returncode == 0, done.stderr
     run_dir = Path(argv(slurm, 1)[-1])

@@ -10,6 +10,7 @@ from ..plan import LaunchPlan
 from ..shell import Sh, Word, render
 from .launch import OPTIONS, plan_of, request_of
 from .options import scan
+from .run import over_allocation
 
 HELP = """\
 usage: phalanx plan [options] [KEY=VALUE]... SCRIPT [script arguments]
@@ -18,17 +19,20 @@ Show nodes, ranks, devices, threads, environment and command of a launch, on thi
 number of nodes of a cluster. Nothing is started and nothing is written; SCRIPT need not exist.
 
       --json             for programs: one object, with an entry a node
+      --jobid ID         in the running Slurm job ID; --local: on this machine, also inside an allocation
 
 {options}"""
 
 
 def main(argv: Sequence[str]) -> int:
     """`argv` without `plan`; the result is the exit code."""
-    scanned = scan(argv, script=True, flags=("json",))
+    scanned = scan(argv, script=True, flags=("json", "local"), valued=("jobid",))
     if "help" in scanned.flags:
         print(HELP.format(options=OPTIONS))
         return 0
-    plan = plan_of(request_of(scanned, "plan"))
+    request = request_of(scanned, "plan")
+    found = over_allocation(request, scanned)
+    plan = found[0] if found is not None else plan_of(request)
     if "json" in scanned.flags:
         print(plan.to_json())
     else:

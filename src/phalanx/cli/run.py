@@ -46,16 +46,22 @@ def main(argv: Sequence[str]) -> int:
         print(HELP.format(options=OPTIONS))
         return 0
     request = request_of(scanned, "run")
-    job = _allocation(scanned)
-    share = _share(job, "jobid" in scanned.values) if job is not None else None
-    if share is not None:
-        return run_now(*_over_allocation(request, share))
-    if job is None and "local" not in scanned.flags and _login_node():
+    found = over_allocation(request, scanned)
+    if found is not None:
+        return run_now(*found)
+    if "SLURM_JOB_ID" not in os.environ and "local" not in scanned.flags and _login_node():
         raise PlanError(
             "this is a node of a Slurm cluster outside any job: use `phalanx submit`, `salloc … phalanx run …` or "
             "--jobid ID, or --local to train right here"
         )
     return run_now(plan_of(request), request.loaded)
+
+
+def over_allocation(request: Request, scanned: Scanned) -> tuple[LaunchPlan, Loaded] | None:
+    """The plan for the allocation that was named or is around this process; None where the launch is local."""
+    job = _allocation(scanned)
+    share = _share(job, "jobid" in scanned.values) if job is not None else None
+    return _over(request, share) if share is not None else None
 
 
 def _allocation(scanned: Scanned) -> str | None:
@@ -85,7 +91,7 @@ def _share(job: str, named: bool) -> Share | None:
         return None
 
 
-def _over_allocation(request: Request, share: Share) -> tuple[LaunchPlan, Loaded]:
+def _over(request: Request, share: Share) -> tuple[LaunchPlan, Loaded]:
     from ..schedulers.slurm import allocation
 
     loaded = allocation.fill(request.loaded, share)

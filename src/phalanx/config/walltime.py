@@ -15,7 +15,7 @@ EXPECTED = "minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM, D-HH:MM:SS or UNLIMITED"
 
 
 def seconds(text: str) -> int | None:
-    """The limit in seconds; None for no limit. Raises ValueError for what Slurm would not read."""
+    """The limit in seconds; None for no limit, as zero says too. Raises ValueError for what Slurm would not read."""
     if text.upper() in _UNLIMITED:
         return None
     match = _FORMS.fullmatch(text)
@@ -24,4 +24,4 @@ def seconds(text: str) -> int | None:
     part = {name: int(value or 0) for name, value in match.groupdict().items()}
     days, hours = part["days"], part["dh"] + part["h"]
     minutes = part["dm"] + part["hm"] + part["m"]
-    return ((days * 24 + hours) * 60 + minutes) * 60 + part["ds"] + part["hs"] + part["s"]
+    return ((days * 24 + hours) * 60 + minutes) * 60 + part["ds"] + part["hs"] + part["s"] or None

@@ -44,7 +44,7 @@ def _problem(plan: LaunchPlan, partition: Partition) -> str | None:
         return f"gpus_per_node={plan.gpus_per_node}, but a node of {where} has {partition.gpus_per_node}"
     if memory and memory > partition.memory_mb:
         return f"mem={config.mem}, but a node of {where} has {partition.memory_mb} MB"
-    if limit is not None and partition.seconds is not None and limit > partition.seconds:
+    if config.time and partition.seconds is not None and (limit is None or limit > partition.seconds):
         return f"time={config.time}, but {where} allows at most {partition.seconds // 60} minutes"
     return None
 

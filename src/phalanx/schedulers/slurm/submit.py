@@ -123,7 +123,7 @@ def check(job: Job) -> None:
         )
     probe.check(plan)
     if plan.config.snapshot:
-        tracked(Path(plan.cwd))
+        _check_snapshot(plan)
     if plan.script is not None and not Path(plan.cwd, plan.script).is_file():
         raise PlanError(
             f"there is no script {plan.script!r} in {plan.cwd}: give the path of a python file (--force submits all "
@@ -134,6 +134,14 @@ def check(job: Job) -> None:
             f"there is no python at {plan.python}: set venv to a virtual environment's folder, or python (--force "
             "submits all the same, for one that only the nodes see)"
         )
+
+
+def _check_snapshot(plan: LaunchPlan) -> None:
+    top, names = tracked(Path(plan.cwd))
+    script = Path(plan.cwd, plan.script or ".").resolve()
+    inside = script.is_relative_to(top.resolve())
+    if plan.script is not None and inside and script.relative_to(top.resolve()).as_posix() not in names:
+        raise PlanError(f"snapshot=true copies what git tracks, and {plan.script!r} is not: git add it")
 
 
 def warnings(job: Job) -> list[str]:
