@@ -63,6 +63,9 @@ class Resources:
     def _asked_gpus(self) -> int | None:
         """GPUs per node that the settings ask for, in whichever of Slurm's ways."""
         config = self.config
+        other = (config.gres is not None and gres_gpus(config.gres)) or config.sbatch.gpus
+        if config.gpus_per_node == 0 and other:
+            raise PlanError(f"gpus_per_node=0 but {'gres' if config.gres else 'gpus'} asks for GPUs: unset one of them")
         if config.gpus_per_node is not None:
             return config.gpus_per_node
         if config.gpus_per_task is not None:

@@ -83,7 +83,9 @@ status=$?
 [ "$status" -eq 0 ] || '/venvs/a b/bin/python' -m phalanx.report_failure "$PHALANX_RUN_DIR" "$status" || status=$?
 
 # After
+(
 echo bye
+)
 
 echo "$status" >"$PHALANX_RUN_DIR/jobs/$SLURM_JOB_ID.exit"
 exit "$status"

@@ -92,6 +92,9 @@ def test_a_script_is_faultless_bash(path):
         (("gpus=8", "nodes=2", "launcher=srun"), {"gpus": "8", "ntasks-per-node": "4"}, ["gpus-per-node", "gres"]),
         (("gres=gpu:2", "nodes=2"), {"gres": "gpu:2", "ntasks-per-node": "1"}, ["gpus-per-node"]),
         (("gpus_per_node=0", "cpus_per_task=1"), {"cpus-per-task": "1"}, ["gpus-per-node", "gres", "cpus-per-gpu"]),
+        (("gpus_per_node=0", "cpus_per_gpu=4"), {"nodes": "1"}, ["cpus-per-gpu", "gpus-per-node"]),
+        (("mem_per_gpu=1G",), {}, ["mem-per-gpu"]),
+        (("nproc=4", "cpus_per_task=2", "launcher=srun"), {"cpus-per-task": "1"}, []),
         (("mem_per_cpu=100M",), {"mem-per-cpu": "100M"}, ["mem", "mem-per-gpu"]),
         (("time=90",), {"time": "90"}, []),
         (("qos=a", "requeue=true", "exclusive=user"), {"qos": "a", "requeue": "", "exclusive": "user"}, []),
@@ -216,7 +219,7 @@ def test_shell_text_of_training_cmd_is_evaluated_in_the_task(batch_node):
     ]
 
 
-@pytest.mark.parametrize("after", ["true", "false", "echo bye", "ls /nowhere"])
+@pytest.mark.parametrize("after", ["true", "false", "echo bye", "ls /nowhere", "exit 0", "exit 9", "set -e; false"])
 @pytest.mark.parametrize("code", [0, 7])
 def test_the_script_ends_with_the_trainings_exit_code_whatever_comes_after(batch_node, tmp_path, after, code):
     done, _ = batch_node("nproc=1", "launcher=srun", f"after={after}", exit_code=code)
@@ -224,8 +227,9 @@ def test_the_script_ends_with_the_trainings_exit_code_whatever_comes_after(batch
     assert (tmp_path / "run" / "jobs" / "70001.exit").read_text().strip() == str(code)
 
 
-def test_a_failure_behind_a_pipe_is_one(batch_node):
-    done, _ = batch_node("exec_command=srun bash -c 'exit 7' | tee log")
+@pytest.mark.parametrize("lines", ["srun bash -c 'exit 7' | tee log", "srun bash -c 'exit 7'\necho done"])
+def test_a_failure_behind_a_pipe_or_before_an_echo_is_one(batch_node, lines):
+    done, _ = batch_node(f"exec_command={lines}")
     assert done.returncode == 7
 
 
@@ -294,6 +298,7 @@ def test_commands_that_are_no_python_script_run_once_a_rank(batch_node):
             ["3 GPUs", "2 tasks", "gpus-per-node"],
         ),
         (["ntasks=3", "nodes=2", "launcher=torchrun"], ["ntasks=3", "2 nodes", "--launcher srun"]),
+        (["gpus_per_node=0", "gres=gpu:2"], ["gpus_per_node=0", "gres"]),
         (["ntasks=1", "nodes=2"], ["ntasks=1", "nodes=2", "nodes=1"]),
         (["ntasks=5", "nodes=2", "nproc=2"], ["ntasks=5", "2 ranks"]),
     ],

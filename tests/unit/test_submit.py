@@ -177,6 +177,8 @@ def test_many_jobs_are_confirmed(slurm):
         (["-t", "2-00", "train.py"], ["time=2-00", "1440 minutes"]),
         (["-t", "0", "train.py"], ["time=0", "1440 minutes"]),
         (["chdir=/nowhere", "train.py"], ["chdir='/nowhere'"]),
+        (["chdir=/", "train.py"], ["'train.py' in /"]),
+        (["shebang=/bin/sh", "train.py"], ["shebang='/bin/sh'", "bash"]),
         (["--chain", "x", "train.py"], ["--chain 'x'", "number"]),
         (["snapshot=true", "train.py"], ["snapshot", "git"]),
         (["pre_exec_file=nix.sh", "train.py"], ["pre_exec_file='nix.sh'"]),

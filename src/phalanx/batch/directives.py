@@ -33,10 +33,10 @@ def options(plan: LaunchPlan) -> list[Option]:
     found: list[Option] = [("job-name", config.job_name or plan.name), ("nodes", str(plan.nodes))]
     found += [*_tasks(plan), *_gpus(plan)]
     named = {
-        "cpus-per-gpu": config.cpus_per_gpu,
+        "cpus-per-gpu": config.cpus_per_gpu if _has_gpus(plan) else None,
         "mem": config.mem,
         "mem-per-cpu": config.mem_per_cpu,
-        "mem-per-gpu": config.mem_per_gpu,
+        "mem-per-gpu": config.mem_per_gpu if _has_gpus(plan) else None,
         "time": config.time,
         "partition": config.partition,
         "account": config.account,
@@ -62,8 +62,13 @@ def _tasks(plan: LaunchPlan) -> Iterator[Option]:
     else:
         yield "ntasks-per-node", str(tasks)
     cpus = plan.cpus_per_rank if plan.ntasks is not None else plan.cpus_per_node and plan.cpus_per_node // tasks
-    if cpus and plan.config.cpus_per_gpu is None:
+    if cpus is not None and not (plan.config.cpus_per_gpu and _has_gpus(plan)):
         yield "cpus-per-task", str(max(1, cpus))
+
+
+def _has_gpus(plan: LaunchPlan) -> bool:
+    """Slurm refuses shares of GPUs that weren't asked for."""
+    return bool(plan.gpus_per_node or plan.config.sbatch.gpus)
 
 
 def _gpus(plan: LaunchPlan) -> Iterator[Option]:

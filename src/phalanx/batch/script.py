@@ -41,7 +41,7 @@ def render_script(plan: LaunchPlan, settings: str, inserts: Inserts | None = Non
         tmpdir(plan.config.tmpdir),
         _rendezvous(plan),
         _launch(plan, inserts.launch),
-        _text("After", plan.config.after),
+        _after(plan.config.after),
         ['echo "$status" >"$PHALANX_RUN_DIR/jobs/$SLURM_JOB_ID.exit"', 'exit "$status"'],
     ]
     return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
@@ -74,6 +74,11 @@ def _run_directory(plan: LaunchPlan, settings: str) -> list[str]:
 def _text(title: str, *texts: str | None) -> list[str]:
     lines = [text.rstrip("\n") for text in texts if text and text.strip()]
     return [f"# {title}", *lines] if lines else []
+
+
+def _after(text: str | None) -> list[str]:
+    """In a shell of its own, so that not even an `exit` changes how the job ends."""
+    return ["# After", "(", text.rstrip(), ")"] if text and text.strip() else []
 
 
 def _environment(plan: LaunchPlan) -> list[str]:
@@ -135,7 +140,8 @@ def _launch(plan: LaunchPlan, text: str) -> list[str]:
     """The step and its exit code, which is the failed rank's where that is known: srun's may be that of the ranks
     which it ended. What comes after cannot change it."""
     own = plan.config.exec_command or text
-    line = own.rstrip("\n") if own else layout(plan.command)
+    # Of the user's own lines the first that fails counts, not the last one's `echo`.
+    line = f"(\nset -e\n{own.rstrip()}\n)" if own else layout(plan.command)
     report = render([plan.host_python, "-m", "phalanx.report_failure", Sh('"$PHALANX_RUN_DIR" "$status"')])
     split = ["# shellcheck disable=SC2046  # one word a variable"] if "$(compgen" in line else []
     return ["# Launch", *split, line, "status=$?", f'[ "$status" -eq 0 ] || {report} || status=$?']

@@ -207,6 +207,13 @@ class SlurmSettings(Section):
                 raise ValueError(f"expected {EXPECTED}") from None
         return text
 
+    @field_validator("shebang")
+    @classmethod
+    def _bash(cls, text: str) -> str:
+        if "bash" not in text:
+            raise ValueError(f"shebang={text!r}: batch scripts are bash; expected such as '/bin/bash -l'")
+        return text
+
     @field_validator("sbatch_args", "srun_args")
     @classmethod
     def _options(cls, words: TextList, info: ValidationInfo) -> TextList:

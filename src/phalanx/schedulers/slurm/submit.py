@@ -124,9 +124,10 @@ def check(job: Job) -> None:
     probe.check(plan)
     if plan.config.snapshot:
         _check_snapshot(plan)
-    if plan.script is not None and not Path(plan.cwd, plan.script).is_file():
+    folder = plan.config.chdir or plan.cwd
+    if plan.script is not None and not Path(folder, plan.script).is_file():
         raise PlanError(
-            f"there is no script {plan.script!r} in {plan.cwd}: give the path of a python file (--force submits all "
+            f"there is no script {plan.script!r} in {folder}: give the path of a python file (--force submits all "
             "the same, for a file that only the nodes see)"
         )
     if plan.runtime == "venv" and "/" in plan.python and shutil.which(plan.python) is None:
@@ -206,6 +207,8 @@ def _make_output_folders(job: Job) -> None:
     config = job.loaded.config
     for name, pattern in (("output", config.output), ("error", config.error)):
         if pattern is not None:
+            if pattern.endswith("/") or Path(config.chdir or job.plan.cwd, pattern).is_dir():
+                raise PlanError(f"{name}={pattern!r} is a folder: give a file, such as {pattern.rstrip('/')}/%x-%j.out")
             folder = _folder_of(pattern, name, job.name)
             try:
                 Path(config.chdir or job.plan.cwd, folder).mkdir(parents=True, exist_ok=True)
