@@ -78,6 +78,9 @@ class Cluster:
         for number in range(1, NODES + 1):
             self("heal", f"node{number}", check=False)
             self("boot", f"node{number}", check=False)  # says no if it runs
+        for node in self.ctl("sinfo", "-h", "-N", "-p", "main", "-t", "down", "-o", "%N").split():
+            self("slurmd", node, "stop")  # registers at once when it starts; Slurm itself looks a minute later
+            self("slurmd", node, "start")
         limit = time.monotonic() + timeout
         while set(self.ctl("sinfo", "-h", "-N", "-o", "%T").split()) != {"idle"}:
             assert time.monotonic() < limit, self.ctl("sinfo", "-N", "-l")

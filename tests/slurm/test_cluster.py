@@ -89,8 +89,9 @@ def test_nodes_that_crash_or_lose_their_cable_go_down_and_come_back(fragile: Clu
     fragile("heal", "node3")
     fragile("boot", "node4")
     assert reachable(fragile, "node1", "node3")
-    wait_for_state(fragile, "node3", "idle")
     wait_for_state(fragile, "node4", "idle")
+    fragile.mend()
+    assert state(fragile, "node3") == "idle"
 
 
 def test_nothing_of_it_shows_on_this_machine(slurm: Cluster) -> None:

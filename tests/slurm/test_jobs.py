@@ -257,7 +257,9 @@ def test_in_the_shell_of_an_interactive_step_a_run_goes_over_the_allocation_too(
     """`srun --pty bash` holds the job's resources in a step of one task; a run's own step must not wait for it."""
     from tests.e2e.tools import in_terminal, read_all
 
-    run = " ".join(user.here(["python3", "-m", "phalanx", "run", "device=cpu", "--nproc", "2", "name=pty", TRAIN]))
+    run = " ".join(
+        user.here(["python3", "-m", "phalanx", "run", "device=cpu", "--launcher", "srun", "name=pty", TRAIN])
+    )
     allocate = ["salloc", "-N2", "--ntasks-per-node=1", "-c2", "-t5"]
     words = user.command(*allocate, "srun", "-N1", "-n1", "--pty", "bash", "-c", run)
     process, terminal = in_terminal(words, cwd=user.work, env=user.environment)
