@@ -16,6 +16,7 @@ from .program import Program
 from .registry import LAUNCHERS, load
 from .resources import Resources
 from .shell import Word, word
+from .topology import LOOPBACK
 
 
 def make_plan(
@@ -37,6 +38,11 @@ def make_plan(
     chooser = _Chooser(config, facts, resources)
     cells.check(chooser.launcher, chooser.strategy, config.nodes, resources.world_size)
     chooser.check_placement()
+    if config.nodes > 1 and config.master_addr and LOOPBACK.fullmatch(config.master_addr):
+        raise PlanError(
+            f"master_addr={config.master_addr!r} on nodes={config.nodes}: other nodes can't reach a loopback address; "
+            "unset it, or give the first node's name"
+        )
     device = chooser.device()
     backend = chooser.backend(device)
     resources.check_gpus(device)

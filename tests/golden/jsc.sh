@@ -50,6 +50,7 @@ srun \
   --cpu-bind=none \
   bash -c 'exec torchrun_jsc \
   --nnodes 2 \
+  --local-addr "$(node="${SLURMD_NODENAME:-$(hostname)}"; echo "${node%%.*}i${node#"${node%%.*}"}")" \
   --rdzv-backend c10d \
   --rdzv-endpoint "$PHALANX_RDZV_HOST":"$PHALANX_RDZV_PORT" \
   --rdzv-conf is_host=$(($SLURM_NODEID == 0)),rank=$SLURM_NODEID \

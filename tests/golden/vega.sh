@@ -49,6 +49,7 @@ srun \
   bash -c 'exec \
   /py/bin/python -m torch.distributed.run \
   --nnodes 2 \
+  --local-addr "$(ip -o -4 addr show dev ib0 | awk '"'"'{sub("/.*", "", $4); print $4; exit}'"'"')" \
   --rdzv-backend c10d \
   --rdzv-endpoint "$PHALANX_RDZV_HOST":"$PHALANX_RDZV_PORT" \
   --rdzv-conf is_host=$(($SLURM_NODEID == 0)),rank=$SLURM_NODEID \

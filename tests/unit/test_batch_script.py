@@ -253,6 +253,7 @@ def test_the_fast_networks_name_of_a_node_is_before_its_domain(batch_node, monke
     done, seen = batch_node("nproc=2", "host_suffix=i", node="jw07.site")
     assert done.returncode == 0, done.stderr
     assert value(seen[1][0], "--rdzv-endpoint").startswith("jw07i.site:")
+    assert value(seen[0][0], "--local-addr") == "jw07i.site"  # which the ranks get as MASTER_ADDR
 
 
 def test_a_failure_in_a_pipe_of_training_cmd_is_one(batch_node):

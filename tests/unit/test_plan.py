@@ -121,6 +121,7 @@ def test_device_and_backend(overrides, known, device, backend):
         (["nodes=2", "nproc=gpu"], {"gpus": 2}, ["other machines", "gpus_per_node"]),
         (["nodes=2", "nproc=cpu"], {}, ["other machines", "cpus_per_task"]),
         (["launcher=python", "nproc=2"], {}, ["python starts one process", "torchrun"]),
+        (["nodes=2", "master_addr=127.0.0.1"], {}, ["master_addr='127.0.0.1'", "nodes=2", "first node"]),
         (["strategy=single", "nproc=2"], {}, ["single is one process", "ddp"]),
     ],
 )

@@ -223,10 +223,11 @@ def test_a_snapshot_is_the_tracked_files_as_they_are(slurm):
 
 
 def test_the_environment_travels_less_the_words_of_other_jobs_and_what_a_directive_says():
-    script = "#!/bin/bash\n#SBATCH --partition=a\n#SBATCH --time=5\n"
+    script = "#!/bin/bash\n#SBATCH --partition=a\n#SBATCH --time=5\n#SBATCH --mem=1G\n"
     mine = {"HOME": "/h", "WANDB_API_KEY": "k", "SBATCH_ACCOUNT": "mine", "OMPI_MCA_btl": "tcp"}
     others = dict.fromkeys(
-        ("SLURM_JOB_ID", "SLURM_NTASKS", "SBATCH_PARTITION", "SBATCH_TIMELIMIT", "RANK", "MASTER_ADDR", "PMI_RANK",
+        ("SLURM_JOB_ID", "SLURM_NTASKS", "SBATCH_PARTITION", "SBATCH_TIMELIMIT",
+         "SBATCH_MEM_PER_NODE", "RANK", "MASTER_ADDR", "PMI_RANK",
          "PHALANX_RUN_DIR", "TORCHELASTIC_RUN_ID"), "1",
     )  # fmt: skip
     assert submission_environment(script, {**mine, **others}) == mine

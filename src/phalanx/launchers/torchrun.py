@@ -51,11 +51,25 @@ def _rendezvous(plan: LaunchPlan, starter: str) -> list[Word]:
     port = quote(PORT)
     return [
         *("--nnodes", str(plan.nodes)),
+        *_own_address(plan),
         *("--rdzv-backend", "c10d"),
         *("--rdzv-endpoint", Sh(f"{head}:{port}")),
         *("--rdzv-conf", Sh(f"is_host=$(({node} == 0)),rank={node}")),
         *("--rdzv-id", Sh(f'"$SLURM_JOB_ID.{step}.${{SLURM_RESTART_COUNT:-0}}"')),
     ]
+
+
+def _own_address(plan: LaunchPlan) -> list[Word]:
+    """What the ranks meet at is the first agent's own address: by default a name that it has in the wrong network."""
+    config, node = plan.config, "${SLURMD_NODENAME:-$(hostname)}"
+    if config.host_suffix:
+        own = f'node="{node}"; echo "${{node%%.*}}{config.host_suffix}${{node#"${{node%%.*}}"}}"'
+    elif config.interface:
+        device = quote(config.interface.split(",")[0])
+        own = f'ip -o -4 addr show dev {device} | awk \'{{sub("/.*", "", $4); print $4; exit}}\''
+    else:
+        return []
+    return ["--local-addr", Sh(f'"$({own})"')]
 
 
 def _fixed_rendezvous(plan: LaunchPlan, node: str, head: str) -> list[Word]:

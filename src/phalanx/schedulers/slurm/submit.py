@@ -30,6 +30,11 @@ from . import client
 from .output import before_submission, expand_pattern, unknown_patterns
 
 _RUNS_ON, _ARRAYS = "slurm-%j.out", "slurm-%A_%a.out"
+# sbatch's variables whose names are not their options'.
+_INPUT = {
+    **{"time": "TIMELIMIT", "mem": "MEM_PER_NODE", "array": "ARRAY_INX", "switches": "REQ_SWITCH"},
+    **{"requeue": "NO_REQUEUE", "no-requeue": "REQUEUE", "gres": "GPUS_PER_NODE", "gpus-per-node": "GRES"},
+}
 _JOBS_OWN = ("SLURM_", "SRUN_", "PMI_", "PMIX_")
 _PATHS = ("output", "error", "chdir", "run_root", "venv", "python", "save_dir", "pre_exec_file", "exec_file")
 _VARIABLE = re.compile(r"\$([A-Za-z_]\w*)", re.ASCII)
@@ -244,9 +249,8 @@ def submission_environment(script: str, environ: Mapping[str, str] = os.environ)
     without SBATCH_* variables that would win over a directive of the script."""
     in_mpi = "OMPI_COMM_WORLD_RANK" in environ  # otherwise OMPI_* are the user's own choices
     said = set(re.findall(r"^#SBATCH --([a-z-]+)", script, re.MULTILINE))
-    inputs = {"SBATCH_" + name.replace("-", "_").upper() for name in said} | (
-        {"SBATCH_TIMELIMIT"} if "time" in said else set()
-    )
+    inputs = {"SBATCH_" + name.replace("-", "_").upper() for name in said}
+    inputs |= {f"SBATCH_{_INPUT[name]}" for name in said if name in _INPUT}
     return {
         name: value
         for name, value in without_other_launches(environ).items()
