@@ -211,7 +211,7 @@ def _environment(
     accelerate = {"ACCELERATE_USE_CPU": "true"} if device == "cpu" else {}
     environment: dict[str, Word] = {"PYTHONUNBUFFERED": "1", **accelerate, **_network(config)}
     environment |= {name: word(text) for name, text in config.env.items()}
-    if threads is not None:
+    if threads is not None and "OMP_NUM_THREADS" not in config.env:
         environment["OMP_NUM_THREADS"] = threads
     if resources.cpus_per_rank is not None:
         environment["PHALANX_CPUS_PER_RANK"] = str(resources.cpus_per_rank)

@@ -58,8 +58,7 @@ export TORCHINDUCTOR_CACHE_DIR="$TMPDIR/inductor"
 mkdir -p "$TMPDIR"
 
 # The agents' meeting point: this node, and a port of the job's own below the ephemeral ones
-PHALANX_RDZV_HOST="${SLURMD_NODENAME:-$(hostname)}"
-PHALANX_RDZV_HOST="${PHALANX_RDZV_HOST%%.*}"i"${PHALANX_RDZV_HOST#"${PHALANX_RDZV_HOST%%.*}"}"
+PHALANX_RDZV_HOST="$(node="${SLURMD_NODENAME:-$(hostname)}"; echo "${node%%.*}"i"${node#"${node%%.*}"}")"
 PHALANX_RDZV_PORT="${MASTER_PORT:-$('/venvs/a b/bin/python' -m phalanx.ports "$SLURM_JOB_ID")}"
 export PHALANX_RDZV_HOST PHALANX_RDZV_PORT
 
@@ -73,7 +72,7 @@ srun \
   --cpu-bind=none \
   bash -c 'exec '"'"'/venvs/a b/bin/python'"'"' -m torch.distributed.run \
   --nnodes 2 \
-  --local-addr "$(node="${SLURMD_NODENAME:-$(hostname)}"; echo "${node%%.*}i${node#"${node%%.*}"}")" \
+  --local-addr "$(node="${SLURMD_NODENAME:-$(hostname)}"; echo "${node%%.*}"i"${node#"${node%%.*}"}")" \
   --rdzv-backend c10d \
   --rdzv-endpoint "$PHALANX_RDZV_HOST":"$PHALANX_RDZV_PORT" \
   --rdzv-conf is_host=$(($SLURM_NODEID == 0)),rank=$SLURM_NODEID \

@@ -36,8 +36,7 @@ export PHALANX_LAUNCH_ID="$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}.$$"
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$((${SLURM_CPUS_ON_NODE:-1} / 4 > 1 ? ${SLURM_CPUS_ON_NODE:-1} / 4 : 1))}"
 
 # The agents' meeting point: this node, and a port of the job's own below the ephemeral ones
-PHALANX_RDZV_HOST="${SLURMD_NODENAME:-$(hostname)}"
-PHALANX_RDZV_HOST="${PHALANX_RDZV_HOST%%.*}"i"${PHALANX_RDZV_HOST#"${PHALANX_RDZV_HOST%%.*}"}"
+PHALANX_RDZV_HOST="$(node="${SLURMD_NODENAME:-$(hostname)}"; echo "${node%%.*}"i"${node#"${node%%.*}"}")"
 PHALANX_RDZV_PORT="${MASTER_PORT:-$(/py/bin/python -m phalanx.ports "$SLURM_JOB_ID")}"
 export PHALANX_RDZV_HOST PHALANX_RDZV_PORT
 
@@ -50,7 +49,7 @@ srun \
   --cpu-bind=none \
   bash -c 'exec torchrun_jsc \
   --nnodes 2 \
-  --local-addr "$(node="${SLURMD_NODENAME:-$(hostname)}"; echo "${node%%.*}i${node#"${node%%.*}"}")" \
+  --local-addr "$(node="${SLURMD_NODENAME:-$(hostname)}"; echo "${node%%.*}"i"${node#"${node%%.*}"}")" \
   --rdzv-backend c10d \
   --rdzv-endpoint "$PHALANX_RDZV_HOST":"$PHALANX_RDZV_PORT" \
   --rdzv-conf is_host=$(($SLURM_NODEID == 0)),rank=$SLURM_NODEID \

@@ -45,7 +45,7 @@ export TORCHINDUCTOR_CACHE_DIR="$TMPDIR/inductor"
 mkdir -p "$TMPDIR"
 
 # The agents' meeting point: this node, and a port of the job's own below the ephemeral ones
-PHALANX_RDZV_HOST=$(ip -o -4 addr show dev hsn0 | awk '{sub("/.*", "", $4); print $4; exit}')
+PHALANX_RDZV_HOST="$(ip -o -4 addr show dev hsn0 | awk '{sub("/.*", "", $4); print $4; exit}')"
 PHALANX_RDZV_PORT="${MASTER_PORT:-$(/py/bin/python -m phalanx.ports "$SLURM_JOB_ID")}"
 export PHALANX_RDZV_HOST PHALANX_RDZV_PORT
 

@@ -34,7 +34,7 @@ export PHALANX_LAUNCH_ID="$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}.$$"
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$((${SLURM_CPUS_ON_NODE:-1} / 4 > 1 ? ${SLURM_CPUS_ON_NODE:-1} / 4 : 1))}"
 
 # The agents' meeting point: this node, and a port of the job's own below the ephemeral ones
-PHALANX_RDZV_HOST=$(ip -o -4 addr show dev ib0 | awk '{sub("/.*", "", $4); print $4; exit}')
+PHALANX_RDZV_HOST="$(ip -o -4 addr show dev ib0 | awk '{sub("/.*", "", $4); print $4; exit}')"
 PHALANX_RDZV_PORT="${MASTER_PORT:-$(/py/bin/python -m phalanx.ports "$SLURM_JOB_ID")}"
 export PHALANX_RDZV_HOST PHALANX_RDZV_PORT
 

@@ -218,3 +218,10 @@ def test_json_has_one_entry_a_node_with_its_first_rank():
 def test_the_plan_for_this_machine_names_it():
     assert [node["host"] for node in plan("nproc=2").as_dict()["nodes"]] == ["here"]
     assert [node["host"] for node in plan("nodes=2").as_dict()["nodes"]] == [None, None]
+
+
+def test_threads_that_are_shell_text_stay_so():
+    from phalanx.shell import Sh
+
+    made = plan("nproc=2", "env.OMP_NUM_THREADS=!sh $SLURM_CPUS_ON_NODE")
+    assert made.environment["OMP_NUM_THREADS"] == Sh("$SLURM_CPUS_ON_NODE")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 
 from .. import __version__, secret
+from ..launchers.base import node_address
 from ..plan import LaunchPlan
 from ..shell import Sh, exports, layout, quote, render
 from .directives import directives
@@ -115,25 +116,10 @@ def _rendezvous(plan: LaunchPlan) -> list[str]:
     free_port = render([plan.host_python, "-m", "phalanx.ports", Sh('"$SLURM_JOB_ID"')])
     return [
         "# The agents' meeting point: this node, and a port of the job's own below the ephemeral ones",
-        f"PHALANX_RDZV_HOST={_head_address(plan)}",
-        *_suffix(plan.config.host_suffix),
+        f"PHALANX_RDZV_HOST={node_address(plan.config)}",
         f'PHALANX_RDZV_PORT="${{MASTER_PORT:-$({free_port})}}"',
         "export PHALANX_RDZV_HOST PHALANX_RDZV_PORT",
     ]
-
-
-def _head_address(plan: LaunchPlan) -> str:
-    config = plan.config
-    if config.interface and not config.host_suffix:
-        device = shlex.quote(config.interface.split(",")[0])
-        return f'$(ip -o -4 addr show dev {device} | awk \'{{sub("/.*", "", $4); print $4; exit}}\')'
-    return '"${SLURMD_NODENAME:-$(hostname)}"'
-
-
-def _suffix(suffix: str) -> list[str]:
-    """The name in the fast network: `node7i.cluster` of `node7.cluster`."""
-    parts = f'"${{PHALANX_RDZV_HOST%%.*}}"{shlex.quote(suffix)}"${{PHALANX_RDZV_HOST#"${{PHALANX_RDZV_HOST%%.*}}"}}"'
-    return [f"PHALANX_RDZV_HOST={parts}"] if suffix else []
 
 
 def _launch(plan: LaunchPlan, text: str) -> list[str]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 
+from ..config import JobConfig
 from ..containers.wrap import inside
 from ..plan import LaunchPlan
-from ..shell import Sh, Word, layout
+from ..shell import Sh, Word, layout, quote
 
 # Where agents meet. The batch script sets both; they are read in the task.
 HEAD = Sh('"$PHALANX_RDZV_HOST"')
@@ -31,6 +32,18 @@ class Launcher(ABC):
     def notes(self, plan: LaunchPlan) -> list[str]:
         """What the reader of a plan must know beside the command."""
         return []
+
+
+def node_address(config: JobConfig) -> str:
+    """Shell text: what other nodes call the node that evaluates it. A site's suffix stands before the domain."""
+    node = "${SLURMD_NODENAME:-$(hostname)}"
+    if config.host_suffix:
+        suffix = quote(config.host_suffix)
+        return f'"$(node="{node}"; echo "${{node%%.*}}"{suffix}"${{node#"${{node%%.*}}"}}")"'
+    if config.interface:
+        device = quote(config.interface.split(",")[0])
+        return f'"$(ip -o -4 addr show dev {device} | awk \'{{sub("/.*", "", $4); print $4; exit}}\')"'
+    return f'"{node}"'
 
 
 def master(plan: LaunchPlan) -> dict[str, Word]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..plan import LaunchPlan
 from ..shell import Sh, Word, quote
-from .base import HEAD, PORT, Launcher, mpirun, srun, task, worker
+from .base import HEAD, PORT, Launcher, mpirun, node_address, srun, task, worker
 
 # Which node this is, in the words of what started the task: in the batch shell every node would be node 0.
 _NODE = {"srun": "$SLURM_NODEID", "openmpi": "$OMPI_COMM_WORLD_RANK", "mpich": "$PMI_RANK"}
@@ -61,15 +61,8 @@ def _rendezvous(plan: LaunchPlan, starter: str) -> list[Word]:
 
 def _own_address(plan: LaunchPlan) -> list[Word]:
     """What the ranks meet at is the first agent's own address: by default a name that it has in the wrong network."""
-    config, node = plan.config, "${SLURMD_NODENAME:-$(hostname)}"
-    if config.host_suffix:
-        own = f'node="{node}"; echo "${{node%%.*}}{config.host_suffix}${{node#"${{node%%.*}}"}}"'
-    elif config.interface:
-        device = quote(config.interface.split(",")[0])
-        own = f'ip -o -4 addr show dev {device} | awk \'{{sub("/.*", "", $4); print $4; exit}}\''
-    else:
-        return []
-    return ["--local-addr", Sh(f'"$({own})"')]
+    config = plan.config
+    return ["--local-addr", Sh(node_address(config))] if config.host_suffix or config.interface else []
 
 
 def _fixed_rendezvous(plan: LaunchPlan, node: str, head: str) -> list[Word]:
