@@ -49,19 +49,29 @@ def main(argv: Sequence[str]) -> int:
     found = over_allocation(request, scanned)
     if found is not None:
         return run_now(*found)
+    refuse_login_node(scanned, "phalanx submit", "phalanx run")
+    return run_now(plan_of(request), request.loaded)
+
+
+def refuse_login_node(scanned: Scanned, submit: str, run: str) -> None:
+    """Raise PlanError where ranks would start on a cluster's login node without having been asked to."""
     if "SLURM_JOB_ID" not in os.environ and "local" not in scanned.flags and _login_node():
         raise PlanError(
-            "this is a node of a Slurm cluster outside any job: use `phalanx submit`, `salloc … phalanx run …` or "
+            f"this is a node of a Slurm cluster outside any job: use `{submit}`, `salloc … {run} …` or "
             "--jobid ID, or --local to train right here"
         )
-    return run_now(plan_of(request), request.loaded)
 
 
 def over_allocation(request: Request, scanned: Scanned) -> tuple[LaunchPlan, Loaded] | None:
     """The plan for the allocation that was named or is around this process; None where the launch is local."""
+    share = find_share(scanned)
+    return over_share(request, share) if share is not None else None
+
+
+def find_share(scanned: Scanned) -> Share | None:
+    """What the allocation gives that was named or is around this process, if any."""
     job = _allocation(scanned)
-    share = _share(job, "jobid" in scanned.values) if job is not None else None
-    return _over(request, share) if share is not None else None
+    return _share(job, "jobid" in scanned.values) if job is not None else None
 
 
 def _allocation(scanned: Scanned) -> str | None:
@@ -91,7 +101,8 @@ def _share(job: str, named: bool) -> Share | None:
         return None
 
 
-def _over(request: Request, share: Share) -> tuple[LaunchPlan, Loaded]:
+def over_share(request: Request, share: Share) -> tuple[LaunchPlan, Loaded]:
+    """The plan for an allocation, and the settings with what it says."""
     from ..schedulers.slurm import allocation
 
     loaded = allocation.fill(request.loaded, share)

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -33,11 +34,29 @@ _INHERITED = (RESERVED - {"PHALANX_SITE"}) | {
 _INHERITED_PREFIXES = ("TORCHELASTIC_", "PET_")  # PET_* are torchrun's own options
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """How a launch ended: `code` is the command's exit code; `lines` say who failed, `culprit` is that rank."""
+
+    run_dir: Path
+    code: int = 0
+    lines: tuple[str, ...] = ()
+    culprit: int | None = None
+
+
 def run_now(plan: LaunchPlan, loaded: Loaded) -> int:
     """Start the plan's ranks, wait for them, and say who failed; the exit code is the script's.
 
     Raises PlanError or MissingExtraError before anything is written when it can't work.
     """
+    outcome = launch(plan, loaded)
+    if outcome.lines:
+        print("\n".join(outcome.lines), file=sys.stderr)
+    return outcome.code
+
+
+def launch(plan: LaunchPlan, loaded: Loaded) -> Outcome:
+    """The same, with the words on its end left to the caller."""
     _check(plan)
     resume = loaded.config.resume
     if resume is None:
@@ -154,13 +173,12 @@ def without_other_launches(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _conclude(plan: LaunchPlan, run_dir: Path, start: float, ended: process.Ended) -> int:
-    """Say on stderr how a failed attempt ended; return the command's exit code."""
+def _conclude(plan: LaunchPlan, run_dir: Path, start: float, ended: process.Ended) -> Outcome:
+    """Who failed, and the command's exit code."""
     if ended.returncode == 0:
-        return 0
+        return Outcome(run_dir)
     if ended.signal is not None:
-        print(f"stopped by {verdict.signal_name(ended.signal)}", file=sys.stderr)
-        return 128 + ended.signal
+        return Outcome(run_dir, 128 + ended.signal, (f"stopped by {verdict.signal_name(ended.signal)}",))
     attempt = verdict.Attempt(
         run_dir=run_dir,
         since=start,
@@ -172,5 +190,5 @@ def _conclude(plan: LaunchPlan, run_dir: Path, start: float, ended: process.Ende
         nproc_per_node=plan.nproc_per_node,
     )
     lines, code = verdict.conclude(attempt)
-    print("\n".join(lines), file=sys.stderr)
-    return code
+    culprit, _ = verdict.judge(attempt)
+    return Outcome(run_dir, code, tuple(lines), culprit.rank if culprit else None)
