@@ -12,7 +12,7 @@ from .config import JobConfig
 from .shell import Sh, Word, render
 
 RUN_DIR_UNKNOWN = "<run directory>"
-LOCAL_LAUNCHERS = ("python", "torchrun")
+LOCAL_LAUNCHERS = ("python", "torchrun", "mpirun", "horovodrun", "deepspeed", "ray")
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,8 @@ class LaunchPlan:
     nothing says whether those have GPUs. `num_workers` is None when each loader keeps its own. A `local` plan is
     for this machine, one with an `allocation` for that; the others are for a job to come. `versions` are those
     of packages that `python` can import, as far as known. `runtime` is venv, apptainer or singularity; with a
-    container `python` is the image's and `host_python` one outside that has Phalanx.
+    container `python` is the image's and `host_python` one outside that has Phalanx. `before` are lines of shell that
+    come before `command`, on the first node.
     """
 
     name: str
@@ -65,6 +66,7 @@ class LaunchPlan:
     allocation: Allocation | None = None
     notes: tuple[str, ...] = ()
     command: tuple[Word, ...] = ()
+    before: tuple[str, ...] = ()
 
     @property
     def world_size(self) -> int:

@@ -36,7 +36,9 @@ def make_plan(
     local = _is_local(config) and not for_slurm and allocation is None
     resources = Resources(config, facts, local)
     chooser = _Chooser(config, facts, resources)
-    cells.check(chooser.launcher, chooser.strategy, config.nodes, resources.world_size)
+    cells.check(
+        cells.cell(chooser.launcher, chooser.strategy, runtime, config.nodes), config.nodes, resources.world_size
+    )
     chooser.check_placement()
     if config.nodes > 1 and config.master_addr and LOOPBACK.fullmatch(config.master_addr):
         raise PlanError(
@@ -82,7 +84,8 @@ def make_plan(
     )
     starter = load("launcher", LAUNCHERS, chooser.launcher)()
     plan = replace(plan, environment={**starter.environment(plan), **plan.environment})
-    return replace(plan, command=tuple(starter.command(plan)), notes=(*plan.notes, *starter.notes(plan)))
+    command, before = tuple(starter.command(plan)), tuple(starter.before(plan))
+    return replace(plan, command=command, before=before, notes=(*plan.notes, *starter.notes(plan)))
 
 
 def run_name(config: JobConfig, program: Program) -> str:
@@ -146,9 +149,14 @@ class _Chooser:
         if self.resources.uneven:
             self.note(f"launcher srun: {self.resources.uneven} ranks don't divide over {self.config.nodes} nodes")
             return "srun"
-        several = self.resources.world_size > 1
-        self.note("launcher torchrun: more than one process" if several else "launcher python: one process")
-        return "torchrun" if several else "python"
+        return self._default_launcher()
+
+    def _default_launcher(self) -> str:
+        launcher = cells.default_launcher(self.strategy, self.config.nodes, self.resources.world_size)
+        several = "more than one process" if self.resources.world_size > 1 else "one process"
+        where = "on several nodes" if self.config.nodes > 1 else "on one machine"
+        self.note(f"launcher {launcher}: {f'Horovod {where}' if self.strategy == 'horovod' else several}")
+        return launcher
 
     def check_placement(self) -> None:
         """Only Slurm and MPI place unequal numbers of ranks."""

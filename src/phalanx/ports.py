@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import socket
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 _USUAL = range(20000, 32000)  # below the ephemeral ports (32768 and up), above those that services usually take
@@ -27,6 +27,16 @@ def job_ports(job: int, step: int = 0, ephemeral: range | None = None) -> Iterat
     first = 31 * job + step
     for index in range(len(pool)):
         yield pool[(first + index * _STRIDE) % len(pool)]
+
+
+def port_blocks(job: int, step: int, size: int, ephemeral: range | None = None) -> Iterator[Sequence[int]]:
+    """As `job_ports`, for those who need `size` ports together: neighbouring jobs' blocks have no port in common."""
+    pool = _outside(ephemeral_ports() if ephemeral is None else ephemeral)
+    count = len(pool) // size
+    first = 31 * job + step
+    for index in range(count):
+        start = (first + index * _STRIDE) % count * size
+        yield pool[start : start + size]
 
 
 def ephemeral_ports(setting: Path = Path("/proc/sys/net/ipv4/ip_local_port_range")) -> range:
@@ -65,6 +75,21 @@ def claim(ports: Iterable[int]) -> socket.socket | None:
             continue
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         return bound
+    return None
+
+
+def claim_block(blocks: Iterable[Sequence[int]]) -> tuple[Sequence[int], socket.socket] | None:
+    """The first block of which no port is in use, and a claim on its first port, whose owner keeps the block by it."""
+    for block in blocks:
+        held = claim(block[:1])
+        if held is None:
+            continue
+        others = [claim([port]) for port in block[1:]]
+        for other in filter(None, others):
+            other.close()
+        if all(others):
+            return block, held
+        held.close()
     return None
 
 

@@ -26,6 +26,8 @@ STRATEGIES: Mapping[str, Entry] = {
     "single": Entry("phalanx.strategies.single:Single", "one process, no communication"),
     "ddp": Entry("phalanx.strategies.ddp:Ddp", "a replica per rank, gradients averaged (PyTorch DDP)"),
     "fsdp": Entry("phalanx.strategies.fsdp:Fsdp", "parameters sharded over ranks (PyTorch FSDP2)"),
+    "deepspeed": Entry("phalanx.strategies.deepspeed:Deepspeed", "DeepSpeed's engine, ZeRO stages 0 to 3"),
+    "horovod": Entry("phalanx.strategies.horovod:Horovod", "a replica per rank, gradients averaged by Horovod"),
 }
 
 LAUNCHERS: Mapping[str, Entry] = {

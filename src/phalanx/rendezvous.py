@@ -12,7 +12,7 @@ import os
 import re
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -50,13 +50,26 @@ def meet(
     environ = meant(environ)
     if topology.world_size == 1 or topology.source == "torchrun" or said_master(environ)[1] is not None:
         return None
+    return agree(topology, environ, run_dir, "", lambda: _keep_port(environ), patience)
+
+
+def agree(
+    topology: Topology,
+    environ: Mapping[str, str],
+    run_dir: Path,
+    what: str,
+    open_port: Callable[[], int],
+    patience: float = PATIENCE,
+) -> tuple[str, int] | None:
+    """Rank 0's address and the port that `open_port` opens there, on all ranks; None as for `meet`. A launch has one
+    such place for each `what`."""
     key = launch_key(topology, environ)
     if key is None:
         return None
-    place = run_dir / "rendezvous" / f"{key}.json"
+    place = run_dir / "rendezvous" / f"{key}{what}.json"
     if topology.rank != 0:
         return _wait(place, topology, patience)
-    host, port = own_host(topology, environ), _keep_port(environ)
+    host, port = own_host(topology, environ), open_port()
     write_atomic(place, json.dumps({"v": 1, "host": host, "port": port, "time": time.time(), "pid": os.getpid()}))
     return host, port
 

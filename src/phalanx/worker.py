@@ -174,6 +174,10 @@ def _set_variables(topology: Topology, run_dir: Path | None) -> None:
     os.environ.update(topology.environ())
     if place is not None:
         os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = place[0], str(place[1])
+    if os.environ.get("PHALANX_HOROVOD_RANKS") and run_dir is not None:
+        from .horovod_ranks import provide  # most ranks are none of Horovod's
+
+        os.environ.update(provide(topology, os.environ, run_dir))
     if topology.world_size == 1:
         os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
         if "MASTER_PORT" not in os.environ:

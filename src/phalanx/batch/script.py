@@ -127,7 +127,7 @@ def _launch(plan: LaunchPlan, text: str) -> list[str]:
     which it ended. What comes after cannot change it."""
     own = plan.config.exec_command or text
     # Of the user's own lines the first that fails counts, not the last one's `echo`.
-    line = f"(\nset -e\n{own.rstrip()}\n)" if own else layout(plan.command)
+    line = f"(\nset -e\n{own.rstrip()}\n)" if own else "\n".join([*plan.before, layout(plan.command)])
     report = render([plan.host_python, "-m", "phalanx.report_failure", Sh('"$PHALANX_RUN_DIR" "$status"')])
     split = ["# shellcheck disable=SC2046  # one word a variable"] if "$(compgen" in line else []
     return ["# Launch", *split, line, "status=$?", f'[ "$status" -eq 0 ] || {report} || status=$?']

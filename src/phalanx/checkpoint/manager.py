@@ -72,7 +72,7 @@ class Manager:
         if self.comm.rank == 0:
             state = {
                 "progress": {**progress, "world_size": self.comm.world_size},
-                "optimizers": [type(optimizer).__name__ for optimizer in contents.optimizers],
+                "optimizers": [tensors.kind(optimizer) for optimizer in contents.optimizers],
                 "groups": [tensors.optimizer_groups(optimizer, names) for optimizer in contents.optimizers],
                 "other": other,
                 "stateful": {name: thing.state_dict() for name, thing in contents.stateful.items()},

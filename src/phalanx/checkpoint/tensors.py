@@ -91,12 +91,17 @@ def room_for_rng(rank: int, saved: Mapping[str, Any]) -> dict[str, Tensor]:
     }
 
 
-def check_kind(index: int, optimizer: Optimizer, kind: str, groups: list[dict[str, Any]]) -> None:
+def kind(optimizer: Any) -> str:
+    """The class of the script's own optimizer."""
+    return type(getattr(optimizer, "inner", optimizer)).__name__
+
+
+def check_kind(index: int, optimizer: Optimizer, saved: str, groups: list[dict[str, Any]]) -> None:
     """Refuse another class of optimizer, unless its hyperparameters are all there, as AdamW's are for Adam."""
     lacking = sorted(set(optimizer.param_groups[0]) - set(groups[0]))
-    if kind != type(optimizer).__name__ and lacking:
+    if saved != kind(optimizer) and lacking:
         raise CheckpointError(
-            f"optimizer {index} is {type(optimizer).__name__}, but the checkpoint was saved with {kind}, which has no "
+            f"optimizer {index} is {kind(optimizer)}, but the checkpoint was saved with {saved}, which has no "
             f"{', '.join(map(repr, lacking))}: resume with the same optimizer"
         )
 

@@ -17,6 +17,7 @@ COMMANDS = {
     "generate-slurm": "the same as submit",
     "status": "show jobs, how far they are and how they ended",
     "logs": "show what a job or one of its ranks printed",
+    "test": "run distributed tests on every worker, with one verdict",
     "cancel": "end jobs, runs or whole series",
     "env": "make a virtual environment, here or by a job on the nodes",
     "container": "make images: pull one, build one, write a definition",

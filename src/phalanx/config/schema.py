@@ -14,6 +14,8 @@ from pydantic import Field, ValidationInfo, field_validator
 from ..errors import did_you_mean
 from ..registry import LAUNCHERS, STRATEGIES, TRACKERS
 from .container_schema import ContainerSettings
+from .engines_schema import DeepspeedSettings, HorovodSettings
+from .ray_schema import RaySettings
 from .section import NotNegative, Positive, Precision, Section, TextList
 from .slurm_schema import SlurmSettings
 
@@ -81,6 +83,9 @@ class JobConfig(SlurmSettings):
     checkpoint: CheckpointSettings = Field(default=CheckpointSettings(), description="checkpoints")
     ddp: DdpSettings = Field(default=DdpSettings(), description="strategy ddp")
     fsdp: FsdpSettings = Field(default=FsdpSettings(), description="strategy fsdp")
+    deepspeed: DeepspeedSettings = Field(default=DeepspeedSettings(), description="strategy deepspeed")
+    horovod: HorovodSettings = Field(default=HorovodSettings(), description="strategy horovod")
+    ray: RaySettings = Field(default=RaySettings(), description="launcher ray")
 
     venv: str | None = Field(default=None, description="virtual environment of the ranks; unset: the command's own")
     runtime: Literal["auto", "venv", "none", "apptainer", "singularity"] = Field(

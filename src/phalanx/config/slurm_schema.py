@@ -154,7 +154,7 @@ class SlurmSettings(Section):
     mode: Literal["single", "runall", "scaling-test"] = Field(
         default="single", description="one job, one per strategy, or one per strategy and number of nodes"
     )
-    strategies: TextList = Field(default=(), description="strategies of a series; unset: all for many processes")
+    strategies: TextList = Field(default=(), description="strategies of a series; unset: ddp, horovod and deepspeed")
     scalability_nodes: tuple[int, ...] = Field(default=(1, 2, 4, 8), description="numbers of nodes of a scaling-test")
     save_script: bool = Field(default=True, description="submit: keep the script in save_dir")
     submit_job: bool = Field(default=True, description="submit: hand the script to sbatch")

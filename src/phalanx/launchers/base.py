@@ -25,6 +25,10 @@ class Launcher(ABC):
     def command(self, plan: LaunchPlan) -> list[Word]:
         """The words that start all ranks of `plan`; empty if no single command does."""
 
+    def before(self, plan: LaunchPlan) -> list[str]:
+        """Lines of shell that come before the command, on the first node."""
+        return []
+
     def environment(self, plan: LaunchPlan) -> dict[str, Word]:
         """What the launcher's own ranks need on top of the plan's environment."""
         return {}
@@ -50,6 +54,11 @@ def master(plan: LaunchPlan) -> dict[str, Word]:
     """Where ranks that find each other by themselves meet, as far as the user says."""
     said = {"MASTER_ADDR": plan.config.master_addr, "MASTER_PORT": plan.config.master_port}
     return {name: str(value) for name, value in said.items() if value is not None}
+
+
+def horovod(plan: LaunchPlan) -> dict[str, Word]:
+    """What makes ranks Horovod's under a launcher that isn't."""
+    return {"PHALANX_HOROVOD_RANKS": "1"} if plan.strategy == "horovod" else {}
 
 
 def rank(plan: LaunchPlan) -> list[Word]:
@@ -107,6 +116,7 @@ def mpirun(plan: LaunchPlan, per_node: int, words: list[Word]) -> list[Word]:
         place += ["-bind-to", "none", "-genvlist", Sh(f'"$({_travelling(plan)} | paste -sd, -)"')]
     else:
         place = ["-np", str(count), "--map-by", "slot" if plan.ntasks else f"ppr:{per_node}:node"]
+        place += ["--oversubscribe"] if plan.local else []  # ranks of a test may outnumber this machine's cores
         place += ["--bind-to", "none", Sh(f"$({_travelling(plan)} | sed 's/^/-x /')")]
     return [config.executable, *place, *config.args, *task(plan, words)]
 

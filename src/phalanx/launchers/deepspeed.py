@@ -1,38 +1,43 @@
-"""DeepSpeed's own launcher: on one node it starts the ranks; on several Slurm starts it on each."""
+"""DeepSpeed's own launcher, one on each node: it needs no ssh where Slurm starts it there."""
 
 from __future__ import annotations
 
-from ..plan import RUN_DIR_UNKNOWN, LaunchPlan
-from ..shell import Sh, Word
-from .base import HEAD, PORT, Launcher, srun, worker
+import shlex
+
+from ..plan import LaunchPlan
+from ..shell import Sh, Word, render
+from .base import HEAD, PORT, Launcher, srun, task, worker
+
+_HOSTFILE = '"$PHALANX_RUN_DIR/hostfile"'
 
 
 class Deepspeed(Launcher):
     agents = True
 
     def command(self, plan: LaunchPlan) -> list[Word]:
-        if plan.nodes == 1:
-            return ["deepspeed", *_ranks(plan), *_module(plan)]
-        head: Word = plan.config.master_addr or HEAD
-        port: Word = str(plan.config.master_port) if plan.config.master_port else PORT
-        task: list[Word] = [
-            "deepspeed",
-            "--hostfile",
-            Sh('"$PHALANX_RUN_DIR/hostfile"'),
-            "--no_ssh",
-        ]
-        task += ["--node_rank", Sh('"$SLURM_NODEID"'), "--num_nodes", str(plan.nodes), *_ranks(plan)]
-        task += ["--master_addr", head, "--master_port", port, *_module(plan)]
-        return srun(plan, 1, plan.cpus_per_node, task)
+        option = "--num_gpus" if plan.device == "cuda" else "--num_accelerators"
+        words: list[Word] = [plan.python, "-m", "deepspeed.launcher.runner", *_place(plan)]
+        words += [option, str(plan.nproc_per_node), "--no_local_rank", "--module", *worker(plan)]
+        return task(plan, words) if plan.local else srun(plan, 1, plan.cpus_per_node, words)
 
-    def notes(self, plan: LaunchPlan) -> list[str]:
-        return [f"deepspeed reads the nodes from {RUN_DIR_UNKNOWN}/hostfile"] if plan.nodes > 1 else []
+    def before(self, plan: LaunchPlan) -> list[str]:
+        """The file of nodes, without which the launcher takes the first node to be all there is."""
+        if plan.local:
+            return []
+        hosts = render(["printf", "%s\\n", *plan.allocation.hosts]) if plan.allocation else "scontrol show hostnames"
+        return [f"{hosts} | sed 's/$/ slots={plan.nproc_per_node}/' >{_HOSTFILE}"]
 
-
-def _ranks(plan: LaunchPlan) -> list[Word]:
-    option = "--num_gpus" if plan.device == "cuda" else "--num_accelerators"
-    return [option, str(plan.nproc_per_node)]
+    def environment(self, plan: LaunchPlan) -> dict[str, Word]:
+        # Asked for a CPU, DeepSpeed would look for every accelerator it knows, and say so.
+        return {"DS_ACCELERATOR": "cpu"} if plan.device == "cpu" else {}
 
 
-def _module(plan: LaunchPlan) -> list[Word]:
-    return ["--module", *worker(plan)]
+def _place(plan: LaunchPlan) -> list[Word]:
+    config = plan.config
+    port = str(config.master_port) if config.master_port else None
+    if plan.local:
+        free = Sh(f'"$({shlex.quote(plan.python)} -m phalanx.ports "$$")"')  # its own default is one for all
+        return ["--master_port", port or free]
+    head: Word = config.master_addr or HEAD
+    place: list[Word] = ["--hostfile", Sh(_HOSTFILE), "--no_ssh", "--node_rank", Sh('"$SLURM_NODEID"')]
+    return [*place, "--num_nodes", str(plan.nodes), "--master_addr", head, "--master_port", port or PORT]

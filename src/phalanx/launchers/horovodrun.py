@@ -1,14 +1,21 @@
-"""Horovod's own launcher, on one node."""
+"""Horovod's own launcher, on one node, with its gloo controller: the MPI one would start mpirun, which is a launcher
+of its own here."""
 
 from __future__ import annotations
 
 from ..plan import LaunchPlan
 from ..shell import Word
-from .base import Launcher, rank
+from .base import Launcher, master, rank, srun, task
 
 
 class Horovodrun(Launcher):
+    agents = True
+
     def command(self, plan: LaunchPlan) -> list[Word]:
         ranks = str(plan.nproc_per_node)
-        words: list[Word] = ["horovodrun", "--gloo", "-np", ranks, "-H", f"localhost:{ranks}"]
-        return [*words, *rank(plan)]
+        words: list[Word] = [plan.python, "-m", "horovod.runner.launch", "--gloo", "-np", ranks, "-H", f"localhost:{ranks}"]
+        words += rank(plan)
+        return task(plan, words) if plan.local else srun(plan, 1, plan.cpus_per_node, words)
+
+    def environment(self, plan: LaunchPlan) -> dict[str, Word]:
+        return master(plan)

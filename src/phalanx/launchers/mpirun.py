@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..plan import LaunchPlan
 from ..shell import Word
-from .base import Launcher, master, mpirun, rank
+from .base import Launcher, horovod, master, mpirun, rank
 
 
 class Mpirun(Launcher):
@@ -12,4 +12,4 @@ class Mpirun(Launcher):
         return mpirun(plan, plan.nproc_per_node, rank(plan))
 
     def environment(self, plan: LaunchPlan) -> dict[str, Word]:
-        return master(plan)
+        return {**master(plan), **horovod(plan)}

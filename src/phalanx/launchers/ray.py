@@ -1,20 +1,32 @@
-"""Ray Train inside an allocation."""
+"""Ray Train: one agent on each node, which starts a Ray node there; on the first also the driver."""
 
 from __future__ import annotations
 
 from ..plan import LaunchPlan
 from ..shell import Word
-from .base import Launcher
+from .base import Launcher, master, srun, task, worker
 
 
 class Ray(Launcher):
-    def command(self, plan: LaunchPlan) -> list[Word]:
-        """No command: Ray's workers are started through its API once its cluster is up."""
-        return []
+    agents = True
 
-    def notes(self, plan: LaunchPlan) -> list[str]:
-        cpus = f" with {plan.cpus_per_node} CPUs" if plan.cpus_per_node is not None else ""
-        return [
-            f"ray: a Ray node is started on each of {plan.nodes} nodes{cpus}, "
-            f"then {plan.world_size} Ray Train workers run the script; this has no single command line"
-        ]
+    def command(self, plan: LaunchPlan) -> list[Word]:
+        words: list[Word] = [plan.python, "-m", "phalanx.ray_launch", *_options(plan), "--", *worker(plan)]
+        return task(plan, words) if plan.local else srun(plan, 1, plan.cpus_per_node, words)
+
+    def environment(self, plan: LaunchPlan) -> dict[str, Word]:
+        return master(plan)
+
+
+def _options(plan: LaunchPlan) -> list[Word]:
+    """CPUs and GPUs as allocated: by default Ray would take all that the node has."""
+    settings = plan.config.ray
+    options: list[Word] = [f"--nodes={plan.nodes}", f"--nproc-per-node={plan.nproc_per_node}"]
+    if plan.cpus_per_node is not None:
+        options.append(f"--num-cpus={plan.cpus_per_node}")
+    gpus = 0 if plan.device == "cpu" else plan.gpus_per_node
+    if gpus is not None:
+        options.append(f"--num-gpus={gpus}")
+    options.append(f"--object-store-memory={settings.object_store_memory}")
+    options.append(f"--start-timeout={settings.start_timeout}")
+    return options + ([f"--temp-dir={settings.temp_dir}"] if settings.temp_dir else [])

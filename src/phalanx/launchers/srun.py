@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..plan import LaunchPlan
 from ..shell import Word
-from .base import Launcher, master, rank, srun
+from .base import Launcher, horovod, master, rank, srun
 
 
 class Srun(Launcher):
@@ -12,4 +12,4 @@ class Srun(Launcher):
         return srun(plan, plan.nproc_per_node, plan.cpus_per_rank, rank(plan))
 
     def environment(self, plan: LaunchPlan) -> dict[str, Word]:
-        return master(plan)
+        return {**master(plan), **horovod(plan)}

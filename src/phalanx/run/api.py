@@ -123,7 +123,7 @@ class Run:
         """
         self._session.comm.meet("run.state_dict()")
         with naming("run.state_dict()"):
-            return full_state(self.unwrap(model), self.is_main)
+            return full_state(self._session.strategy.saved_model(model), self.is_main)
 
     def epochs(self, count: int) -> Iterator[int]:
         """The numbers of the epochs to do, up to `count` in all: a resumed run goes on where it stopped."""

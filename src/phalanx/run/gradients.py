@@ -98,7 +98,7 @@ class Gradients:
             loss = loss * factor
         if self.scaler is not None:
             loss = self.scaler.scale(loss)
-        loss.backward()  # type: ignore[no-untyped-call]
+        self.strategy.backward(loss)
 
     def normalise(self) -> None:
         """Divide by the sum of explicit weights, which is known only now."""
@@ -110,9 +110,9 @@ class Gradients:
         total = self.strategy.comm.all_reduce(torch.tensor([mine], dtype=torch.float64), "sum").item()
         if not total > 0:
             raise UsageError(f"the weights of this step's backward passes sum to {total}: expected a sum above 0")
-        gradients = [p.grad for model in self.models for p in model.parameters() if p.grad is not None]
-        if gradients:
-            torch._foreach_mul_(gradients, self._reference / total)
+        for model in self.models:
+            self.strategy.settle(model.parameters())
+        self.strategy.scale_gradients(self.models, self._reference / total)
         self._reference = total  # near enough to the next step's to keep fp16 in range
 
     def unscale(self, optimizer: Optimizer) -> None:
@@ -122,6 +122,7 @@ class Gradients:
             self._unscaled.add(id(optimizer))
 
     def clip(self, model: nn.Module, optimizers: list[Optimizer], max_norm: float, norm_type: float) -> Tensor:
+        self.strategy.settle(model.parameters())
         if self.scaler is not None:
             own = {id(parameter) for parameter in model.parameters()}
             for optimizer in optimizers:
@@ -133,14 +134,15 @@ class Gradients:
     def step(self, optimizer: Optimizer, closure: Callable[[], Any] | None) -> Any:
         self.stepped = True
         if closure is not None:
-            return optimizer.step(self._agreeing(closure))
+            return optimizer.step(self._agreeing(optimizer, closure))
+        self.strategy.settle(parameters_of(optimizer))
         self.normalise()
         if self.scaler is None:
-            return optimizer.step()
+            return self.strategy.step(optimizer)
         self._update_scale = True
         return self.scaler.step(optimizer)
 
-    def _agreeing(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+    def _agreeing(self, optimizer: Optimizer, closure: Callable[[], Any]) -> Callable[[], Any]:
         """A closure whose loss is the same on all ranks: on it hangs how often the optimizer calls it."""
         if self.scaler is not None:
             raise UsageError("an optimizer with a closure (LBFGS) cannot run in fp16: use precision=bf16 or fp32")
@@ -153,6 +155,7 @@ class Gradients:
 
         def agreeing() -> Any:
             loss = closure()
+            self.strategy.settle(parameters_of(optimizer))
             self.normalise()
             return reduce(self.strategy.comm, loss, "mean", weight)
 
@@ -198,10 +201,12 @@ class OptimizerProxy(Optimizer):
         self._factor = learning_rate_factor(scaling, gradients.world_size)
         self._steps = 0
         self.skipped = False  # fp16: whether the last step met an overflow and was left out
-        optimizer.register_step_post_hook(self._count)
+        self._ran = False
+        optimizer.register_step_post_hook(self._note)
 
-    def _count(self, *_: Any) -> None:
-        self._steps += 1
+    def _note(self, *_: Any) -> None:
+        """An engine may call the optimizer more than once for a step, or not at all."""
+        self._ran = True
 
     @property
     def steps(self) -> int:
@@ -246,19 +251,21 @@ class OptimizerProxy(Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         if not self._gradients.holding:
-            self.optimizer.zero_grad(set_to_none)
+            self._gradients.strategy.zero_grad(self.optimizer, set_to_none)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         if closure is not None and self._gradients.inside and self._gradients.grouped:
             raise UsageError("an optimizer with a closure (LBFGS) cannot accumulate: use accumulate=1")
         if self._gradients.holding:
             return None
-        before, factor = self._steps, self._factor(self._steps)
+        self._ran = False
+        factor = self._factor(self._steps)
         if factor == 1.0:
             result = self._gradients.step(self.optimizer, closure)
         else:
             result = self._scaled_step(factor, closure)
-        self.skipped = self._steps == before
+        self.skipped = not self._ran
+        self._steps += self._ran
         return result
 
     def _scaled_step(self, factor: float, closure: Callable[[], Any] | None) -> Any:

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, RandomSampler
 
 from ..data.loader import PreparedLoader, prepare_loader
 from ..errors import UsageError
+from ..strategies.base import parameters_of
 from .gradients import OptimizerProxy, SchedulerProxy
 from .precision import DTYPES, AutocastForward
 from .seeding import seed_rank
@@ -40,6 +41,7 @@ def prepare(session: Session, things: tuple[Any, ...]) -> Any:
             else:
                 prepared[index] = _loader(session, thing, training)
                 training = False
+    _bind(session, things, prepared)
     if first and session.models and session.comm.rank > 0:
         seed_rank(session.config.seed, session.comm.rank)  # dropout differs by rank; the weights do not
     results = tuple(prepared[index] for index in range(len(things)))
@@ -114,6 +116,33 @@ def _optimizer(session: Session, optimizer: Optimizer, moved: _Moved) -> Optimiz
     session.optimizers.append(proxy)
     session.contents.optimizers.append(optimizer)
     return proxy
+
+
+def _bind(session: Session, things: tuple[Any, ...], prepared: dict[int, Any]) -> None:
+    """Join each model to its optimizer, for engines that train both as one."""
+    batch_size = next((thing.batch_size for thing in things if isinstance(thing, DataLoader)), None)
+    for index, thing in enumerate(things):
+        if isinstance(prepared[index], OptimizerProxy) and thing is not prepared[index]:
+            for at, model in enumerate(session.models):
+                own = {id(parameter) for parameter in model.parameters()}
+                if any(id(parameter) in own for parameter in parameters_of(thing)):
+                    _join(session, at, thing, batch_size, prepared)
+                    break
+
+
+def _join(session: Session, at: int, optimizer: Optimizer, batch_size: int | None, prepared: dict[int, Any]) -> None:
+    model, strategy = session.models[at], session.strategy
+    bound = strategy.bind(model, optimizer, batch_size)
+    if bound is model:
+        return
+    session.models[at] = bound
+    session.gradients.models[at] = bound
+    session.contents.models[at] = strategy.saved_model(bound)
+    which = next(i for i, saved in enumerate(session.contents.optimizers) if saved is optimizer)
+    session.contents.optimizers[which] = strategy.saved_optimizer(optimizer)
+    for index, thing in prepared.items():
+        if thing is model:
+            prepared[index] = bound
 
 
 def _scheduler(session: Session, scheduler: Any) -> SchedulerProxy:

@@ -87,7 +87,9 @@ def _removed_unless_started(new: Path | None) -> Iterator[None]:
 def _words(plan: LaunchPlan) -> list[str]:
     """The command for exec; one with shell text needs a shell."""
     words = [word for word in plan.command if isinstance(word, str)]
-    return words if len(words) == len(plan.command) else ["bash", "-c", f"exec {shell.render(plan.command)}"]
+    if len(words) == len(plan.command) and not plan.before:
+        return words
+    return ["bash", "-c", "\n".join([*plan.before, f"exec {shell.render(plan.command)}"])]
 
 
 def _check(plan: LaunchPlan) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -51,16 +51,49 @@ class Strategy:
         inner: nn.Module = model._orig_mod if compiled else model  # type: ignore[assignment]
         return inner
 
+    def bind(self, model: nn.Module, optimizer: Optimizer, batch_size: int | None) -> nn.Module:
+        """The model as it trains with that optimizer, both prepared; `batch_size` is a rank's, if it is known."""
+        return model
+
+    def saved_model(self, model: nn.Module) -> Any:
+        """What has the state_dict and load_state_dict of the user's model for a checkpoint: whole tensors or DTensors."""
+        return self.unwrap(model)
+
+    def saved_optimizer(self, optimizer: Optimizer) -> Any:
+        """The same for an optimizer: its state, param_groups and load_state_dict."""
+        return optimizer
+
     def no_sync(self, model: nn.Module) -> AbstractContextManager[Any]:
         """Within it, backward passes add to the gradients of this rank only."""
         return nullcontext()
+
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradients of a loss."""
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    def settle(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Afterwards the gradients of `parameters` are those over all ranks. Called before they are looked at."""
+
+    def scale_gradients(self, models: list[nn.Module], factor: float) -> None:
+        """Multiply all gradients in place."""
+        gradients = [p.grad for model in models for p in model.parameters() if p.grad is not None]
+        if gradients:
+            torch._foreach_mul_(gradients, factor)
+
+    def step(self, optimizer: Optimizer) -> Any:
+        """Take the optimizer's step."""
+        return optimizer.step()
+
+    def zero_grad(self, optimizer: Optimizer, set_to_none: bool) -> None:
+        """Forget the gradients of the optimizer's parameters."""
+        optimizer.zero_grad(set_to_none)
 
     def clip_grad_norm(self, model: nn.Module, max_norm: float, norm_type: float) -> Tensor:
         """Clip in place; return the total norm over all ranks before clipping."""
         return nn.utils.clip_grad_norm_(model.parameters(), max_norm, norm_type)
 
-    def grad_scaler(self) -> torch.amp.GradScaler:
-        """fp16's gradient scaler, agreeing over ranks on overflows."""
+    def grad_scaler(self) -> torch.amp.GradScaler | None:
+        """fp16's gradient scaler, agreeing over ranks on overflows; None if the engine has one of its own."""
         return torch.amp.GradScaler(self.device.type)
 
 

@@ -17,6 +17,7 @@ from ...registry import STRATEGIES
 from ...resources import Resources
 
 _OWN_FILE = re.compile(r"%\d*[jJxA]")  # patterns that differ from job to job
+DEFAULT_STRATEGIES = ("ddp", "horovod", "deepspeed")
 CONFIRM_ABOVE = 8  # jobs that are submitted without being asked for twice
 
 
@@ -50,13 +51,23 @@ def members(config: JobConfig) -> list[Member]:
     Raises PlanError if none of them can run, or a strategy that was named can't.
     """
     sizes: Sequence[int] = config.scalability_nodes if config.mode == "scaling-test" else (config.nodes,)
-    strategies = config.strategies or [name for name in STRATEGIES if name != "single"]
+    strategies = config.strategies or _default_strategies(config.launcher, max(sizes))
     for name in strategies:
         if name not in STRATEGIES:
             raise PlanError(f"strategies has {name!r}: expected some of {', '.join(STRATEGIES)}")
         if config.launcher != "auto":
-            cells.check(config.launcher, name, max(sizes), max(sizes) * 2)
+            cells.check(cells.cell(config.launcher, name, "venv", max(sizes)), max(sizes), max(sizes) * 2)
     return [Member(name, count) for name in strategies for count in dict.fromkeys(sizes)]
+
+
+def _default_strategies(launcher: str, nodes: int) -> list[str]:
+    """Those of DEFAULT_STRATEGIES that the launcher can start; ddp, if it is none of them."""
+    if launcher == "auto":
+        return list(DEFAULT_STRATEGIES)
+    able = [
+        name for name in DEFAULT_STRATEGIES if cells.refusal(cells.cell(launcher, name, "venv", nodes), 2 * nodes) is None
+    ]
+    return able or ["ddp"]
 
 
 def node_hours(plans: Iterable[LaunchPlan]) -> float:

@@ -1,0 +1,73 @@
+"""Everything below this process: found, whatever sessions it has made, and ended."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import time
+from collections import defaultdict, deque
+from contextlib import suppress
+from pathlib import Path
+
+_PR_SET_CHILD_SUBREAPER = 36
+_LINES = 15  # of a log that are shown
+_PATIENCE = 10.0  # seconds for the kernel to end what was killed
+
+
+def adopt_orphans() -> None:
+    """From here on, children of a dead child are ours."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def kill_all() -> None:
+    """Ray has nothing to save, and takes half a minute to end when it is asked to."""
+    limit = time.monotonic() + _PATIENCE
+    while time.monotonic() < limit:
+        for pid in descendants():
+            with suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:  # there are none any more
+            return
+        time.sleep(0.02)
+
+
+def descendants(proc: Path = Path("/proc")) -> list[int]:
+    """Processes below this one that still run."""
+    children: dict[int, list[int]] = defaultdict(list)
+    for stat in proc.glob("[0-9]*/stat"):
+        with suppress(OSError, ValueError, IndexError):
+            state, parent = stat.read_text(errors="replace").rpartition(")")[2].split()[:2]
+            children[int(parent)].append(int(stat.parent.name) if state != "Z" else 0)
+    found, waiting = [], deque([os.getpid()])
+    while waiting:
+        for pid in children[waiting.popleft()]:
+            if pid:
+                found.append(pid)
+                waiting.append(pid)
+    return found
+
+
+def last_words(log: Path, temp: Path | None) -> str:
+    """What Ray said last, as it stands in its logs; those below `temp` are kept at the end of `log`."""
+    if temp is not None:
+        for name in ("gcs_server.out", "gcs_server.err", "raylet.out", "raylet.err"):
+            for path in temp.glob(f"session_2*/logs/{name}"):
+                lines = _last_lines(path)
+                if lines:
+                    with log.open("a") as file:
+                        file.write("\n".join([f"--- {name}", *lines, ""]))
+    lines = _last_lines(log)
+    return "\n".join([f"The last lines of {log}:", *(f"  {line}" for line in lines)]) if lines else f"{log} is empty"
+
+
+def _last_lines(path: Path) -> list[str]:
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - 16384))
+            return file.read().decode(errors="replace").splitlines()[-_LINES:]
+    except OSError:
+        return []

@@ -1,0 +1,163 @@
+"""DeepSpeed's engine, with ZeRO at stages 0 to 3.
+
+The engine's own backward and step are used, so that gradients are summed over ranks; a group's steps are the run's, and
+the engine is told that each step of its is one. At stage 0 the script's optimizer steps on plain gradients, as under
+DDP; above it, ZeRO keeps gradients and state to itself, and clipping is the engine's.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ..deepspeed_config import engine_config
+from ..errors import UsageError
+from ..registry import require
+from .process_group import ProcessGroupStrategy, broadcast_state
+
+# ZeRO gives an optimizer flat pieces of many parameters. These work element by element, so that it makes no difference.
+_ELEMENTWISE = ("SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Adadelta", "ASGD", "Rprop")
+_OWN_KIND = ("FusedAdam", "DeepSpeedCPUAdam", "DeepSpeedCPULion", "FusedLion")
+_WITH_CLOSURE = ("LBFGS",)
+
+
+class Deepspeed(ProcessGroupStrategy):
+    name = "deepspeed"
+
+    def setup(self) -> None:
+        engine_config(self.config)  # what is wrong there is said before any rank waits for another
+        self.whole_parameters = self.config.deepspeed.zero_stage == 0  # type: ignore[misc]
+        os.environ.setdefault("DS_ACCELERATOR", "cuda" if self.device.type == "cuda" else "cpu")
+        self._deepspeed = require("deepspeed", "deepspeed")
+        if self.device.type == "cpu":
+            _without_compiler()
+        self._engine: Any = None
+        self._optimizer: Any = None
+        self._groups: list[list[nn.Parameter]] = []
+        self._pending_norm: Tensor | None = None
+        self._factor = 1.0
+        self._reduced = False
+        super().setup()
+        os.environ.update(self.topology.environ())
+
+    def teardown(self, failed: bool) -> None:
+        if self._engine is not None and not failed:
+            self._engine.destroy()
+        super().teardown(failed)
+
+    def grad_scaler(self) -> None:
+        """fp16 is the engine's own, with a loss scale of its own."""
+        return
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        model = model.to(self.device)
+        broadcast_state(model, self.comm)
+        return model
+
+    def bind(self, model: nn.Module, optimizer: Optimizer, batch_size: int | None) -> nn.Module:
+        if self._engine is not None:
+            raise UsageError(
+                "strategy deepspeed trains one model with one optimizer, and prepare() got another pair: use --strategy "
+                "ddp or fsdp, or put the parts into one module and their parameters into groups of one optimizer"
+            )
+        config = engine_config(self.config, batch_size, self.comm.world_size)
+        self._check_optimizer(optimizer, config)
+        config["zero_allow_untested_optimizer"] = True  # looked at above
+        config.setdefault("zero_force_ds_cpu_optimizer", False)  # the script's optimizer it is, also with offload
+        config.setdefault("steps_per_print", 2**31)
+        self._groups = [list(group["params"]) for group in optimizer.param_groups]
+        self._engine, self._optimizer, _, _ = self._deepspeed.initialize(
+            model=model, optimizer=optimizer, config=config, dist_init_required=False
+        )
+        if self._plain:
+            self._engine.enable_backward_allreduce = False  # `settle` does it, before clipping
+        engine: nn.Module = self._engine
+        return engine
+
+    def _check_optimizer(self, optimizer: Optimizer, config: dict[str, Any]) -> None:
+        kind, stage = type(optimizer).__name__, self.config.deepspeed.zero_stage
+        if kind in _WITH_CLOSURE:
+            raise UsageError(f"DeepSpeed's engine calls no closure, which {kind} needs: use --strategy ddp")
+        if stage > 0 and kind not in (*_ELEMENTWISE, *_OWN_KIND) and not config.get("zero_allow_untested_optimizer"):
+            raise UsageError(
+                f"ZeRO stage {stage} would give {kind} flat pieces of parameters, on which it may not be the same "
+                f"optimizer: use one of {', '.join(_ELEMENTWISE)}, deepspeed.zero_stage=0, or (if it works element by "
+                "element) zero_allow_untested_optimizer in deepspeed.config"
+            )
+
+    @property
+    def _plain(self) -> bool:
+        """Whether the script's own optimizer steps on the parameters' own gradients."""
+        return self._optimizer is self._engine.basic_optimizer
+
+    def unwrap(self, model: nn.Module) -> nn.Module:
+        return super().unwrap(model.module if model is self._engine else model)
+
+    def saved_model(self, model: nn.Module) -> Any:
+        if model is not self._engine or self._plain:
+            return self.unwrap(model)
+        from .zero_state import ZeroModel  # imports deepspeed
+
+        return ZeroModel(self.unwrap(model))
+
+    def saved_optimizer(self, optimizer: Optimizer) -> Any:
+        if self._plain:
+            return optimizer
+        from .zero_state import ZeroOptimizer
+
+        return ZeroOptimizer(optimizer, self._optimizer, self._groups)
+
+    def backward(self, loss: Tensor) -> None:
+        if self._engine is None:
+            raise UsageError("strategy deepspeed needs the model and its optimizer in one prepare() before backward")
+        self._engine.backward(loss, scale_wrt_gas=False)
+
+    def settle(self, parameters: Iterable[nn.Parameter]) -> None:
+        if self._engine is not None and self._plain and not self._reduced:
+            self._engine.buffered_allreduce_fallback()
+            self._reduced = True
+
+    def scale_gradients(self, models: list[nn.Module], factor: float) -> None:
+        if self._plain:
+            super().scale_gradients(models, factor)
+        else:
+            self._factor *= factor
+
+    def clip_grad_norm(self, model: nn.Module, max_norm: float, norm_type: float) -> Tensor:
+        """ZeRO's norm is known, and stands in the tensor, once the optimizer has stepped."""
+        if self._plain:
+            return super().clip_grad_norm(model, max_norm, norm_type)
+        if norm_type != 2.0:
+            raise UsageError(f"ZeRO clips by the 2-norm only, and norm_type={norm_type:g}: use deepspeed.zero_stage=0")
+        self._optimizer.clip_grad = max_norm
+        self._pending_norm = torch.full((), float("nan"), device=self.device)
+        return self._pending_norm
+
+    def step(self, optimizer: Optimizer) -> Any:
+        zero = self._optimizer
+        if self._factor != 1.0:  # ZeRO divides by the loss scale as late as it can
+            zero.loss_scaler.cur_scale /= self._factor
+        self._engine.step()
+        if self._factor != 1.0:
+            zero.loss_scaler.cur_scale *= self._factor
+        if self._pending_norm is not None:
+            self._pending_norm.fill_(float(self._engine.get_global_grad_norm()))
+            self._pending_norm, zero.clip_grad = None, 0.0
+        self._factor, self._reduced = 1.0, False
+
+    def zero_grad(self, optimizer: Optimizer, set_to_none: bool) -> None:
+        self._reduced = False
+        if self._plain:
+            super().zero_grad(optimizer, set_to_none)
+        else:
+            self._optimizer.zero_grad()
+
+
+def _without_compiler() -> None:
+    """DeepSpeed would compile a collective for the CPU at each first start, for most of a minute."""
+    require("deepspeed.ops", "deepspeed").__compatible_ops__["deepspeed_shm_comm"] = False

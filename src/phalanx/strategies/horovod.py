@@ -1,0 +1,220 @@
+"""Horovod: a replica per rank, gradients averaged by Horovod while the backward pass still runs.
+
+What `hvd.DistributedOptimizer` does (average with predivide factor, fp16 compression, Adasum of the ranks' updates),
+on Horovod's own collectives, without its second optimizer object: that one has no state to save, raises when a step
+has more backward passes than it was told of, and when gradients are cleared before a step.
+torch's process group stays the way by which ranks agree on all else.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from .. import horovod_ranks
+from ..errors import PlanError, TopologyError
+from ..ports import claim, job_ports
+from ..registry import require
+from ..rendezvous import own_host
+from .base import parameters_of
+from .process_group import ProcessGroupStrategy
+
+
+class Horovod(ProcessGroupStrategy):
+    name = "horovod"
+
+    def setup(self) -> None:
+        how = horovod_ranks.controller(self.topology, os.environ, horovod_ranks.built_with())
+        self._hvd = require("horovod.torch", "horovod")
+        if how == "gloo":
+            super().setup()
+            self._set_variables()
+        if self.topology.world_size > 1:
+            self._hvd.init()
+            self._check_world()
+        if how != "gloo":
+            self._agree_on_port()
+            super().setup()
+        self._reducer = Reducer(self._hvd, self._compression(), self.config.horovod.gradient_predivide_factor)
+        self._check_adasum()
+
+    def _set_variables(self) -> None:
+        """Nobody has set them: the script was started by srun itself."""
+        places = self.comm.gather_objects((self.topology.node_rank, self.topology.local_world_size))
+        counts = list(dict(places).values())
+        place = self.comm.broadcast_object(
+            (own_host(self.topology, os.environ), horovod_ranks.serve(counts)) if self.topology.rank == 0 else None
+        )
+        os.environ.update(horovod_ranks.gloo_variables(self.topology, counts, *place))
+
+    def _check_world(self) -> None:
+        here, wanted = (self._hvd.rank(), self._hvd.size()), (self.topology.rank, self.topology.world_size)
+        if here != wanted:
+            raise TopologyError(
+                f"Horovod is rank {here[0]} of {here[1]} here, but the launcher says rank {wanted[0]} of {wanted[1]}"
+                f"{': each process would train alone' if here[1] == 1 else ''}. Under mpirun, use the MPI that Horovod "
+                "was built with; under srun, set mpi to a plugin that it knows (pmix), or HOROVOD_CONTROLLER=gloo"
+            )
+
+    def _agree_on_port(self) -> None:
+        """Where torch's ranks meet, if nothing else has told: horovodrun doesn't, and not every mpirun."""
+        if self.topology.world_size == 1 or os.environ.get("MASTER_PORT"):
+            return
+        place = None
+        if self.topology.rank == 0:
+            bound = claim(job_ports(os.getpid()))
+            if bound is None:
+                raise TopologyError(f"no port is free on host {socket.gethostname()}: set MASTER_PORT to one that is")
+            place = own_host(self.topology, os.environ), bound.getsockname()[1]
+            bound.close()
+        host, port = self._hvd.broadcast_object(place, 0, "phalanx.master")
+        os.environ.update(MASTER_ADDR=host, MASTER_PORT=str(port))
+
+    def _compression(self) -> Any:
+        return self._hvd.Compression.fp16 if self.config.horovod.fp16_allreduce else self._hvd.Compression.none
+
+    def _check_adasum(self) -> None:
+        settings, size = self.config.horovod, self.topology.world_size
+        if not settings.use_adasum:
+            return
+        if settings.gradient_predivide_factor != 1.0:
+            raise PlanError(
+                f"horovod.gradient_predivide_factor={settings.gradient_predivide_factor:g} divides an average, which "
+                "horovod.use_adasum replaces: set one of them"
+            )
+        if size > 1 and not self._hvd.mpi_enabled():
+            raise PlanError("horovod.use_adasum needs Horovod with MPI: use a build with it under --launcher mpirun")
+        if size & (size - 1):
+            raise PlanError(f"horovod.use_adasum needs a power of two as world size, and it is {size}")
+
+    def teardown(self, failed: bool) -> None:
+        super().teardown(failed)
+        if not failed and self.topology.world_size > 1:  # else Horovod's own end at the process's exit tells the others
+            self._hvd.shutdown()
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        model = model.to(self.device)
+        if self.topology.world_size > 1:
+            self._hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+            if not self.config.horovod.use_adasum:
+                self._reducer.watch(model)
+        return model
+
+    def no_sync(self, model: nn.Module) -> AbstractContextManager[Any]:
+        return self._reducer.held()
+
+    def settle(self, parameters: Iterable[nn.Parameter]) -> None:
+        self._reducer.settle(parameters)
+
+    def zero_grad(self, optimizer: Optimizer, set_to_none: bool) -> None:
+        self._reducer.forget(parameters_of(optimizer))
+        super().zero_grad(optimizer, set_to_none)
+
+    def step(self, optimizer: Optimizer) -> Any:
+        if not self.config.horovod.use_adasum or self.topology.world_size == 1:
+            return super().step(optimizer)
+        parameters = [p for p in parameters_of(optimizer) if p.grad is not None]
+        before = [parameter.detach().clone() for parameter in parameters]
+        result = super().step(optimizer)
+        with torch.no_grad():
+            updates = torch._foreach_sub(parameters, before)
+            handles = [
+                self._hvd.allreduce_async_(update, name=f"adasum.{at}", op=self._hvd.Adasum)
+                for at, update in enumerate(updates)
+            ]
+            for parameter, start, handle in zip(parameters, before, handles, strict=True):
+                parameter.copy_(start + self._hvd.synchronize(handle))
+        return result
+
+
+class Reducer:
+    """Averages each parameter's gradient as soon as a backward pass has made it.
+
+    A parameter without a gradient counts as zeros, since another rank may have one: as Horovod's own optimizer does.
+    """
+
+    def __init__(self, hvd: Any, compression: Any, predivide: float) -> None:
+        self._hvd = hvd
+        self._compression = compression
+        self._predivide = predivide
+        self._names: dict[nn.Parameter, str] = {}
+        self._flying: dict[nn.Parameter, tuple[Any, Any]] = {}  # being averaged: Horovod's handle, compression's context
+        self._own: set[nn.Parameter] = set()  # with gradients of this rank alone
+        self._holding = False
+
+    def watch(self, model: nn.Module) -> None:
+        """From now on, average the gradients of this model."""
+        prefix = f"model{len({name.partition('.')[0] for name in self._names.values()})}"
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad:
+                self._names[parameter] = f"{prefix}.{name}"
+                parameter.register_hook(partial(self._before, parameter))
+                parameter.register_post_accumulate_grad_hook(self._after)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Within it, gradients stay this rank's own."""
+        self._holding = True
+        try:
+            yield
+        finally:
+            self._holding = False
+
+    def _before(self, parameter: nn.Parameter, _: Tensor) -> None:
+        """A second backward pass of the same step adds to an average that must have come in."""
+        self._land(parameter)
+
+    def _after(self, parameter: Tensor) -> None:
+        assert isinstance(parameter, nn.Parameter)
+        self._own.add(parameter)
+        if not self._holding:
+            self._launch(parameter)
+
+    def _launch(self, parameter: nn.Parameter) -> None:
+        self._own.discard(parameter)
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        gradient, name = parameter.grad, self._names[parameter]
+        if gradient.is_sparse:
+            self._flying[parameter] = self._hvd.sparse_allreduce_async(gradient, name, self._hvd.Average), None
+            return
+        sent, context = self._compression.compress(gradient)
+        handle = self._hvd.allreduce_async_(
+            sent, name=name, op=self._hvd.Average, prescale_factor=1 / self._predivide, postscale_factor=self._predivide
+        )
+        self._flying[parameter] = handle, context
+
+    def _land(self, parameter: nn.Parameter) -> None:
+        """Wait for the average, if one is on its way."""
+        if parameter not in self._flying:
+            return
+        handle, context = self._flying.pop(parameter)
+        if callable(handle):
+            parameter.grad = handle()
+            return
+        average = self._compression.decompress(self._hvd.synchronize(handle), context)
+        if parameter.grad is not None and average is not parameter.grad:
+            parameter.grad.copy_(average)
+
+    def settle(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Averages of all `parameters`: launch those that no backward pass has, then wait."""
+        watched = [parameter for parameter in parameters if parameter in self._names]
+        for parameter in watched:
+            if parameter not in self._flying and (parameter in self._own or parameter.grad is None):
+                self._launch(parameter)
+        for parameter in watched:
+            self._land(parameter)
+
+    def forget(self, parameters: Iterable[nn.Parameter]) -> None:
+        """The gradients are about to be cleared."""
+        for parameter in parameters:
+            self._land(parameter)
+            self._own.discard(parameter)
