@@ -181,14 +181,15 @@ def _launch(suite: Suite) -> results.Launch:
         plan, loaded = plan_of(suite.request), suite.request.loaded
     print(f"{suite.kind.marker}: {plan.world_size} workers by {plan.launcher}", file=sys.stderr, flush=True)
     outcome = local.launch(plan, loaded)
-    return launch_of(suite.kind, plan, outcome)
+    return launch_of(suite, plan, outcome)
 
 
-def launch_of(kind: pairing.Kind, plan: LaunchPlan, outcome: local.Outcome) -> results.Launch:
+def launch_of(suite: Suite, plan: LaunchPlan, outcome: local.Outcome) -> results.Launch:
     """What a launch that has ended left behind."""
     return results.Launch(
         run_dir=outcome.run_dir,
-        marker=kind.marker,
+        marker=suite.kind.marker,
+        markers=suite.scanned.args[1],
         workers=results.read(outcome.run_dir, plan.world_size),
         nproc_per_node=plan.nproc_per_node,
         code=outcome.code,

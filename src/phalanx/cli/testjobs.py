@@ -44,4 +44,4 @@ def _ended(suite: Suite, job: submit.Job, job_id: str) -> results.Launch:
     failure = outcome.failure(found) if code else None
     lines, culprit = (failure.lines, failure.culprit) if failure else ((), None)
     left = local.Outcome(found.run_dir, code, lines, culprit.rank if culprit else None)
-    return launch_of(suite.kind, job.plan, left)
+    return launch_of(suite, job.plan, left)

@@ -15,9 +15,11 @@ import importlib.util
 import json
 import os
 import platform
+import re
 import sys
 import threading
 import time
+import traceback
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,7 @@ import pytest
 GRACE = 30.0  # seconds for the others to come through a test that failed here
 LAST = 10.0  # seconds for the others to write their results, before this rank's failure ends the launch
 _AFTER = 2.0  # seconds between the end of a hung test and that of its rank: others hang too, and want to say so
+_PLUMBING = re.compile(r"[/\\](_?pytest|pluggy|phalanx[/\\](testing|worker\.py))|<frozen runpy>")
 _NO_TESTS = int(pytest.ExitCode.NO_TESTS_COLLECTED)
 
 
@@ -94,6 +97,7 @@ class RankPlugin:
         self.counts: Counter[str] = Counter()
         self._outcome, self._said, self._duration = "passed", "", 0.0
         self._timer: threading.Timer | None = None
+        self._thread = threading.get_ident()
 
     def watch(self, what: str) -> None:
         """End this rank if `what` isn't over in time. The second clock needs no Python to run."""
@@ -110,10 +114,19 @@ class RankPlugin:
 
     def _hung(self, what: str) -> None:
         self.journal.write("hung", test=what, seconds=self.seconds)
-        os.write(self.stderr, f"\nrank {self.journal.rank}: {what} took more than {self.seconds:g} s\n".encode())
-        faulthandler.dump_traceback(file=self.stderr)
+        said = (
+            f"\nrank {self.journal.rank}: {what} took more than {self.seconds:g} s, and is now here:\n{self._where()}"
+        )
+        os.write(self.stderr, said.encode(errors="replace"))
         time.sleep(_AFTER)
         os._exit(1)
+
+    def _where(self) -> str:
+        """The stack of the thread that runs the tests, without pytest's own frames."""
+        frame = sys._current_frames().get(self._thread)
+        stack = traceback.extract_stack(frame) if frame else []
+        own = [entry for entry in stack if not _PLUMBING.search(entry.filename)]
+        return "".join(traceback.format_list(own or stack))
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
@@ -159,7 +172,7 @@ class RankPlugin:
         behind = self.journal.behind("done", sum(self.counts.values()), self.grace)
         if behind:
             ranks = ", ".join(map(str, behind[:8]))
-            pytest.exit(f"{nodeid} failed, and {self.grace:g} s later ranks {ranks} are still in it: ended", returncode=1)
+            pytest.exit(f"{nodeid} failed, and {self.grace:g} s later it goes on in ranks {ranks}", returncode=1)
 
     def _end(self, test: str, outcome: str, text: str, seconds: float) -> None:
         self.counts[outcome] += 1

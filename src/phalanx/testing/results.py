@@ -85,11 +85,13 @@ def _worker(rank: int, events: Sequence[dict[str, Any]]) -> Worker:
 
 @dataclass(frozen=True)
 class Launch:
-    """A launch of tests that has ended: `code` is the launch's own exit code, and `reason` what it says of its end (a
-    rank that was killed, a time limit); `culprit` is the rank that it blames, if any."""
+    """A launch of tests of one `marker`, selected by the expression `markers`, that has ended. `code` is the launch's
+    own exit code, and `reason` what it says of its end (a rank that was killed, a time limit); `culprit` is the rank
+    that it blames, if any."""
 
     run_dir: Path
     marker: str
+    markers: str
     workers: list[Worker]
     nproc_per_node: int
     code: int
@@ -115,13 +117,13 @@ class Launch:
 def verdict(launch: Launch) -> list[str]:
     """What is said at the end: a line if all went well and alike, else who did not, and the end of their logs."""
     if launch.empty:
-        return [f"{launch.marker}: no test was collected: no test has marker {launch.marker!r} (or other arguments "
-                "deselect them all)"]  # fmt: skip
+        return [f"{launch.marker}: nothing was tested: no test has marker {launch.markers!r}, or none is left of those"]
     workers = launch.workers
     seconds = max(worker.seconds for worker in workers)
-    alike = len({(worker.text(), worker.code) for worker in workers}) == 1
-    head = f"{launch.marker}: {len(workers)} worker{'s' * (len(workers) > 1)}"
-    lines = [f"{head}: {workers[0].text()} in {seconds:.0f} s" if alike else f"{head}, {seconds:.0f} s:"]
+    alike = workers[0].code is not None and len({(worker.text(), worker.code) for worker in workers}) == 1
+    count = f"{len(workers)} worker{'s' * (len(workers) > 1)}"
+    head = f"{launch.marker}: {'FAILED: ' * bool(launch.exit_code)}{count}"
+    lines = [f"{head}: {workers[0].text()} in {seconds:.0f} s" if alike else f"{head} in {seconds:.0f} s:"]
     if not alike:
         lines += [f"  {line}" for line in _table(workers)]
     return lines if launch.exit_code == 0 else [*lines, *_failures(launch)]
@@ -141,7 +143,7 @@ def _state(worker: Worker) -> str:
     if worker.hung is not None:
         return f"; hung in {worker.during}"
     if worker.code is None:
-        return f"; ended in {worker.during}" if worker.during else "; ended before its end"
+        return f"; ended in {worker.during}" if worker.during else "; ended early"
     return "" if worker.code in (0, 1) else f"; {worker.said}"
 
 
@@ -168,7 +170,7 @@ def _why(worker: Worker, launch: Launch) -> str:
         more = f" and {len(worker.failed) - 3} more" if len(worker.failed) > 3 else ""
         return f"{bad}: {', '.join(worker.failed[:3])}{more}"
     if worker.hung is not None:
-        return f"{worker.during} took more than {worker.hung:g} s: its stacks are in the log"
+        return f"{worker.during} took more than {worker.hung:g} s: where it was is in its log"
     if worker.code is None:
         where = f" in {worker.during}" if worker.during else ""
         return f"died{where}" + (f" ({launch.reason[0]})" if launch.reason else "")
