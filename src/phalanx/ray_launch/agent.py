@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import selectors
 import shutil
@@ -219,7 +218,7 @@ class Agent:
             "node": node.index,
             "nodes": self.topology.num_nodes,
             "nproc": node.ranks,
-            "cwd": os.getcwd(),
+            "cwd": str(Path.cwd()),
             "environ": environ,
         }
         self.ranks = Ranks(self.selector, node.temp / "agent", given)
@@ -255,7 +254,7 @@ class Agent:
         return processes.last_words(self.log, self.temp)
 
     def end(self) -> None:
-        """Ranks first, with time to end by themselves; then the other nodes, all that Ray has started, and its files."""
+        """Ranks first, with time to end by themselves; then the other nodes, all of Ray, and its files."""
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
         if self.ranks is not None:

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from ..errors import PhalanxError, PlanError
@@ -78,14 +79,14 @@ def _wait_for_nodes(order: Order, limit: float) -> list[dict[str, float]]:
     import ray
 
     while True:
-        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
         missing = absent(order.hosts, nodes)
         if not missing:
             return nodes
         if time.monotonic() > limit:
             raise PlanError(
-                f"{', '.join(missing)} did not join the Ray cluster on {order.hosts[0]} within {order.start_timeout} s: "
-                f"see the words of those nodes above and in {os.path.dirname(order.log)}; more time: ray.start_timeout"
+                f"{', '.join(missing)} did not join the Ray cluster of {order.hosts[0]} within {order.start_timeout} s: "
+                f"see what those nodes said, above and in {Path(order.log).parent}; more time: ray.start_timeout"
             )
         time.sleep(0.1)
 

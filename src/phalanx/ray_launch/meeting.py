@@ -3,8 +3,6 @@ that each knows at once when the launch is over or another has gone."""
 
 from __future__ import annotations
 
-import os
-import secrets
 import socket
 from collections.abc import Mapping
 from pathlib import Path
@@ -32,8 +30,8 @@ class Meeting:
         """Where the first agent listens, and what lets a process into the cluster, for this user's eyes alone."""
         self._secret.parent.mkdir(exist_ok=True)
         self._secret.unlink(missing_ok=True)
-        with open(os.open(self._secret, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            file.write(token)
+        self._secret.touch(0o600, exist_ok=False)
+        self._secret.write_text(token)
         agree(self.topology, self.environ, self.run_dir, ".ray", lambda: port)
 
     def forget(self) -> None:
@@ -61,8 +59,8 @@ class Meeting:
             said = head.makefile("r").readline().strip()
         except OSError as error:
             raise PlanError(
-                f"node {socket.gethostname()} can't reach the Ray head at {place[0]}:{place[1]} ({error.strerror or error})"
-                ": set interface or host_suffix to the network that connects the nodes"
+                f"node {socket.gethostname()} can't reach the Ray head at {place[0]}:{place[1]} "
+                f"({error.strerror or error}): set interface or host_suffix to the network that connects the nodes"
             ) from None
         return head, said, token
 

@@ -49,7 +49,7 @@ class Node:
     def start(self, head: str | None = None) -> list[str]:
         """The `ray start` of this node: the head's own, or one that joins the head at `head`."""
         if head is None:
-            place = ["--head", "--include-dashboard=false", *self._ports(_HEAD_OPTIONS)]
+            place = ["--head", "--include-dashboard=false", "--no-monitor", *self._ports(_HEAD_OPTIONS)]
             if find_spec("grpc") is not None:  # without it Ray has no client server, and no such option
                 place.append(f"--ray-client-server-port={self.ports['client']}")
         else:
@@ -80,6 +80,7 @@ class Node:
             "RAY_TMPDIR": str(self.temp),
             "RAY_TRAIN_V2_ENABLED": "1",
             "RAY_TRAIN_METRICS_ENABLED": "0",
+            "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # of clouds
             "RAY_CHDIR_TO_TRIAL_DIR": "0",
             SOCKET: str(self.temp / "agent"),
         }
