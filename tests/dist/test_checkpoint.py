@@ -59,6 +59,21 @@ def full(tensor: Any) -> Any:
     return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).detach().cpu().clone()
 
 
+def whole(run: phalanx.Run, model: Any, optimizer: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The model's and the optimizer's state, gathered from shards of any kind."""
+    strategy = run._session.strategy
+    state = {name: full(value) for name, value in strategy.saved_model(model).state_dict().items()}
+    saved = strategy.saved_optimizer(optimizer.optimizer)
+    groups, states = saved.param_groups, saved.state
+    moments = {
+        f"{g}.{i}.{key}": full(value)
+        for g, group in enumerate(groups)
+        for i, p in enumerate(group["params"])
+        for key, value in states[p].items()
+    }
+    return state, moments
+
+
 def prepared(run: phalanx.Run, batch: int | None = None) -> Any:
     model = Net()
     optimizer = torch.optim.AdamW(
@@ -98,16 +113,7 @@ def train(
                 run.log({"loss": loss})
                 continue
             break
-        state = {
-            name.removeprefix("module.") if strategy == "ddp" and run.world_size > 0 else name: full(v)
-            for name, v in model.state_dict().items()
-        }
-        moments = {
-            f"{g}.{i}.{key}": full(value)
-            for g, group in enumerate(optimizer.param_groups)
-            for i, p in enumerate(group["params"])
-            for key, value in optimizer.state[p].items()
-        }
+        state, moments = whole(run, model, optimizer)
         lr = [group["lr"] for group in optimizer.param_groups]
         draws = (torch.rand(2), random.random(), np.random.rand())
     return {
@@ -216,13 +222,7 @@ def load_only(strategy: str) -> dict[str, Any]:
     with phalanx.init(strategy=strategy, name="net", seed=5, progress=False, resume="latest") as run:
         model, optimizer, loader, _ = prepared(run)
         step = run.resume()
-        state = {n.removeprefix("module.") if strategy == "ddp" else n: full(v) for n, v in model.state_dict().items()}
-        moments = {
-            f"{g}.{i}.{key}": full(value)
-            for g, group in enumerate(optimizer.param_groups)
-            for i, p in enumerate(group["params"])
-            for key, value in optimizer.state[p].items()
-        }
+        state, moments = whole(run, model, optimizer)
         left = [i for _, _, index in run.steps(loader) for i in index.tolist()] if run.world_size else []
         lr = [group["lr"] for group in optimizer.param_groups]
     return {"state": state, "moments": moments, "step": step, "lr": lr, "left": left}

@@ -6,7 +6,6 @@ with plain torch, in one process, on the batches that the settings define.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 
 import pytest
@@ -15,9 +14,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 import phalanx
-from tests.dist.harness import free_ports, run_ranks
+from tests.dist.engines import engine_of, environ_for, needs
+from tests.dist.harness import run_ranks
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 GLOBAL_BATCH = 12
 SAMPLES = 12 * 5 + 7  # the sixth batch of a pass has 7 samples: uneven over 2, 3 and 4 ranks
@@ -53,6 +53,8 @@ STRATEGIES = [
     ("ddp", 4),
     ("fsdp", 2),
     ("fsdp", 4),
+    *((f"deepspeed-{stage}", size) for stage in range(4) for size in (1, 2, 4)),
+    *(("horovod", size) for size in (1, 2, 4)),
 ]
 
 
@@ -114,7 +116,10 @@ def train(strategy: str, variant: Variant) -> dict[str, object]:
     ids: list[list[int]] = []
     losses: list[float] = []
     settings = {"accumulate": variant.accumulate, "precision": variant.precision, **dict(variant.settings)}
-    with phalanx.init(strategy=strategy, seed=SEED, progress=False, **settings) as run:
+    name, _, stage = strategy.partition("-")
+    if stage:
+        settings["deepspeed"] = {"zero_stage": int(stage)}
+    with phalanx.init(strategy=name, seed=SEED, progress=False, **settings) as run:
         model, optimizer, scheduler = build(variant)
         loader = DataLoader(Numbers(), batch_size=GLOBAL_BATCH // run.world_size, shuffle=True)
         model, optimizer, loader, scheduler = run.prepare(model, optimizer, loader, scheduler)
@@ -132,17 +137,14 @@ def train(strategy: str, variant: Variant) -> dict[str, object]:
                 ids.append(index.tolist())
                 if scheduler.last_epoch == STEPS:
                     break
-        weights = {name.removeprefix("module."): full(p) for name, p in model.state_dict().items()}
+        state = run._session.strategy.saved_model(model).state_dict()  # ZeRO's shards must be gathered
+        weights = {name: full(p) for name, p in state.items()}
     return {"weights": weights, "ids": ids, "losses": losses}
 
 
-def many(cases: list[tuple[str, Variant, int]]) -> list[dict[str, object]]:
-    """Several cases in one rank, one after the other, each with its own port."""
-    results = []
-    for strategy, variant, port in cases:
-        os.environ["MASTER_PORT"] = str(port)
-        results.append(train(strategy, variant))
-    return results
+def many(cases: list[tuple[str, Variant]]) -> list[dict[str, object]]:
+    """Several cases in one rank, one after the other."""
+    return [train(strategy, variant) for strategy, variant in cases]
 
 
 def by_hand(variant: Variant, batches: list[list[int]]) -> tuple[dict[str, Tensor], list[float]]:
@@ -170,18 +172,31 @@ def by_hand(variant: Variant, batches: list[list[int]]) -> tuple[dict[str, Tenso
     return {name: full(p) for name, p in model.state_dict().items()}, losses
 
 
+class Results:
+    """The table's lines by strategy, world size and variant, each with the ranks' results. The lines of one engine and
+    world size are run together, when the first of them is asked for."""
+
+    def __init__(self, folders: pytest.TempPathFactory) -> None:
+        self._folders = folders
+        self._found: dict[tuple[str, int, str], list[dict[str, object]]] = {}
+
+    def __getitem__(self, key: tuple[str, int, str]) -> list[dict[str, object]]:
+        if key not in self._found:
+            self._run(engine_of(key[0]), key[1])
+        return self._found[key]
+
+    def _run(self, engine: str, world_size: int) -> None:
+        names = [name for name, size in STRATEGIES if size == world_size and engine_of(name) == engine]
+        lines = [(name, variant) for name in names for variant in VARIANTS]
+        env = environ_for(engine, world_size) if engine == "horovod" else None
+        ranks = run_ranks(many, world_size, lines, folder=self._folders.mktemp("parity"), timeout=280, env=env)
+        for at, (name, variant) in enumerate(lines):
+            self._found[name, world_size, variant.id] = [rank[at] for rank in ranks]
+
+
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int, str], list[dict[str, object]]]:
-    """Every line of the table, run once: (strategy, world size, variant) → each rank's result."""
-    found = {}
-    for world_size in sorted({world_size for _, world_size in STRATEGIES}):
-        names = [name for name, size in STRATEGIES if size == world_size]
-        keys = [(name, variant) for name in names for variant in VARIANTS]
-        cases = [(name, variant, port) for (name, variant), port in zip(keys, free_ports(len(keys)), strict=True)]
-        ranks = run_ranks(many, world_size, cases, folder=tmp_path_factory.mktemp("parity"), timeout=200)
-        for at, (name, variant) in enumerate(keys):
-            found[name, world_size, variant.id] = [rank[at] for rank in ranks]
-    return found
+def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    return Results(tmp_path_factory)
 
 
 def global_batches(ranks: list[dict[str, object]]) -> list[list[int]]:
@@ -193,7 +208,7 @@ def global_batches(ranks: list[dict[str, object]]) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.id)
-@pytest.mark.parametrize(("strategy", "world_size"), STRATEGIES)
+@pytest.mark.parametrize(("strategy", "world_size"), [pytest.param(*line, marks=needs(line[0])) for line in STRATEGIES])
 def test_weights_equal_plain_torch(results, strategy, world_size, variant):
     ranks = results[strategy, world_size, variant.id]
     reference_batches = global_batches(results["single", 1, variant.id])
@@ -208,7 +223,9 @@ def test_weights_equal_plain_torch(results, strategy, world_size, variant):
     torch.testing.assert_close(ranks[0]["losses"][:6], expected_losses[:6], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(("strategy", "world_size"), [case for case in STRATEGIES if case[1] > 1])
+@pytest.mark.parametrize(
+    ("strategy", "world_size"), [pytest.param(*line, marks=needs(line[0])) for line in STRATEGIES if line[1] > 1]
+)
 def test_every_rank_holds_the_same_weights(results, strategy, world_size):
     for variant in VARIANTS:
         first, *others = results[strategy, world_size, variant.id]

@@ -48,6 +48,8 @@ class Deepspeed(ProcessGroupStrategy):
     def teardown(self, failed: bool) -> None:
         if self._engine is not None and not failed:
             self._engine.destroy()
+            if self._ours:
+                _forget_groups()
         super().teardown(failed)
 
     def grad_scaler(self) -> None:
@@ -156,6 +158,14 @@ class Deepspeed(ProcessGroupStrategy):
             super().zero_grad(optimizer, set_to_none)
         else:
             self._optimizer.zero_grad()
+
+
+def _forget_groups() -> None:
+    """DeepSpeed's modules keep the groups of a first run, which end with it, and would use them in a second one."""
+    groups = require("deepspeed.utils.groups", "deepspeed")
+    for name in ("_WORLD_GROUP", "_ZERO_PARAM_INTRA_PARALLEL_GROUP", "_DATA_PARALLEL_GROUP", "mesh_device"):
+        setattr(groups, name, None)
+    require("deepspeed.comm.comm", "deepspeed").cdb = None
 
 
 def _without_compiler() -> None:

@@ -104,6 +104,7 @@ class ZeroOptimizer:
 
     @property
     def state(self) -> dict[nn.Parameter, dict[str, Any]]:
+        self._link()
         found: dict[nn.Parameter, dict[str, Any]] = {}
         for parameters, flats in zip(self._groups, self._flats(), strict=True):
             sample = self.inner.state.get(flats[0], {})
@@ -142,10 +143,14 @@ class ZeroOptimizer:
                     key: torch.zeros_like(flat) if _is_whole(value, shape) else _copied(value)
                     for key, value in sample.items()
                 }
-        link = getattr(self._zero, "_lazy_init_hp_params_optimizer_state", None)
-        if link is not None and states:
+        self._link()
+
+    def _link(self) -> None:
+        """Stages 1 and 2 find a parameter's state by links, which DeepSpeed makes after the first group's first step: the
+        other groups' states aren't there yet."""
+        if hasattr(self._zero, "_hp_optimizer_states_linked") and self.inner.state:
             self._zero._hp_optimizer_states_linked = False
-            link()
+            self._zero._lazy_init_hp_params_optimizer_state()
 
 
 def _is_whole(value: Any, shape: torch.Size | None) -> bool:
