@@ -1,4 +1,4 @@
-"""One agent: starts this node's Ray, on the first node the driver too, and ends all that it has started."""
+"""One agent: starts this node's Ray, watches it, and ends all that it has started."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from types import FrameType
 from ..errors import MissingExtraError, PhalanxError, PlanError
 from ..ports import claim_block, port_blocks
 from ..topology import Topology
-from . import processes
+from . import processes, roles
 from .begin import words as begin
-from .driver import Order
-from .meeting import DONE, Meeting, head_address, hosts
+from .meeting import Followers, Meeting
 from .node import PORTS, Node, access, cpus, gpus, named, temp_folder
 from .ranks import Ranks
 
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PAUSE = 0.1  # seconds between looks at our children
-_FAREWELL = 10.0  # seconds for the other nodes' agents to end
+_FAREWELL = 10.0  # seconds for ranks, and then for the other nodes' agents, to end
 
 
 class Stopped(BaseException):
@@ -38,10 +38,16 @@ class Stopped(BaseException):
         self.number = number
 
 
+class RayEnded(PhalanxError):
+    """Ray's own processes ended, as nobody had asked."""
+
+    exit_code = 1
+
+
 def main(arguments: list[str]) -> int:
     """Until the launch is over; the exit code is the failed rank's on the first node, and 0 on the others."""
     options = parse(arguments)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in _SIGNALS:
         signal.signal(number, _stop)
     agent = None
     try:
@@ -61,7 +67,7 @@ def main(arguments: list[str]) -> int:
 
 def parse(arguments: list[str]) -> argparse.Namespace:
     """Options before `--`, the rank's module and words after it."""
-    own, _, words = _split(arguments)
+    at = arguments.index("--")
     parser = argparse.ArgumentParser(prog="phalanx.ray_launch", allow_abbrev=False)
     parser.add_argument("--nodes", type=int, default=1)
     parser.add_argument("--nproc-per-node", type=int, default=1)
@@ -70,135 +76,48 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--object-store-memory", type=int, default=100)
     parser.add_argument("--start-timeout", type=int, default=120)
     parser.add_argument("--temp-dir")
-    options = parser.parse_args(own)
-    options.words = words
-    return options
-
-
-def _split(arguments: list[str]) -> tuple[list[str], str, list[str]]:
-    at = arguments.index("--")
-    return arguments[:at], "--", arguments[at + 1 :]
+    return parser.parse_args(arguments[:at], argparse.Namespace(words=arguments[at + 1 :]))
 
 
 def _stop(number: int, _frame: FrameType | None) -> None:
     """The first signal counts: what comes while we end is the same wish."""
-    for other in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(other, signal.SIG_IGN)
+    _ignore_signals()
     raise Stopped(number)
 
 
+def _ignore_signals() -> None:
+    for number in _SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
 class Agent:
+    """What the first node's agent and the others have in common; `roles.py` is what differs."""
+
     def __init__(self, options: argparse.Namespace, environ: Mapping[str, str]) -> None:
         self.options, self.environ = options, dict(environ)
         self.limit = time.monotonic() + options.start_timeout
         self.topology = _topology(options.nodes, environ)
-        self.job = environ.get("SLURM_JOB_ID") or str(os.getpid())
-        self.selector = selectors.DefaultSelector()
-        self.followers: list[socket.socket] = []
         self.meeting = Meeting(self.topology, environ, options.start_timeout) if options.nodes > 1 else None
+        self.selector = selectors.DefaultSelector()
         self.ranks: Ranks | None = None
+        self.followers: Followers | None = None
         self.temp: Path | None = None
-        self.log = self._log()
+        folder = Path(environ.get("PHALANX_RUN_DIR") or ".").absolute() / "logs"
+        folder.mkdir(parents=True, exist_ok=True)
+        self.log = folder / f"ray-node{self.topology.node_rank}.log"
 
     def run(self) -> int:
         processes.adopt_orphans()
-        self.temp = temp_folder(self.options.temp_dir, self.job, self.environ)
-        step = self.environ.get("SLURM_STEP_ID", "")
-        found = claim_block(port_blocks(_number(self.job), _number(step), len(PORTS)))
+        job, step = self.environ.get("SLURM_JOB_ID") or str(os.getpid()), self.environ.get("SLURM_STEP_ID", "")
+        self.temp = temp_folder(self.options.temp_dir, job, self.environ)
+        found = claim_block(port_blocks(_number(job), _number(step), len(PORTS)))
         if found is None:
             raise PlanError(f"no {len(PORTS)} ports together are free on {socket.gethostname()}: end what uses them")
         self.ports, self.claim = named(found[0]), found[1]
-        return self._lead() if self.topology.node_rank == 0 else self._follow()
+        return roles.lead(self) if self.topology.node_rank == 0 else roles.follow(self)
 
-    # --- the first node
-
-    def _lead(self) -> int:
-        import secrets
-
-        token = secrets.token_hex(32)
-        node = self._node(head_address(self.topology, self.environ))
-        address = f"{_bracketed(node.address)}:{node.ports['gcs']}"
-        self._serve_ranks(node, address, token)
-        environment = node.environment(self.environ, token, self.options.start_timeout)
-        ray = self._spawn(node.start(), environment)
-        self._until_ready(ray, node)
-        if self.meeting is not None:
-            self._serve_followers(token, address)
-            self.meeting.publish(node.ports["agent"], token)
-        driver = self._spawn_driver(address, environment)
-        while driver.poll() is None:
-            self._watch(ray, "head")
-        return _shell(driver.returncode)
-
-    def _until_ready(self, ray: subprocess.Popen[bytes], node: Node) -> None:
-        port = node.ports["gcs"]
-        while not _listens(node.address, port):
-            self._watch(ray, "head")
-            if time.monotonic() > self.limit:
-                raise PlanError(
-                    f"the Ray head on {socket.gethostname()} did not come up within {self.options.start_timeout} s "
-                    f"(nothing listened on its port {port}); more time: ray.start_timeout. {self._last_words()}"
-                )
-
-    def _spawn_driver(self, address: str, environment: dict[str, str]) -> subprocess.Popen[bytes]:
-        assert self.temp is not None
-        order = Order(
-            address=address,
-            hosts=hosts(self.environ) if self.meeting else [socket.gethostname()],
-            nproc=self.options.nproc_per_node,
-            words=self.options.words,
-            log=str(self.log),
-            storage=str(self.temp / "train"),
-            limit=max(1.0, self.limit - time.monotonic()),
-            start_timeout=self.options.start_timeout,
-        )
-        words = [sys.executable, "-m", "phalanx.ray_launch.driver", order.to_json()]
-        return subprocess.Popen(begin(signal.SIGKILL, words), env=environment, stdin=subprocess.DEVNULL)
-
-    def _serve_followers(self, token: str, address: str) -> None:
-        self.claim.listen(4096)
-
-        def accept() -> None:
-            follower, _ = self.claim.accept()
-            self.selector.register(follower, selectors.EVENT_READ, lambda: hear(follower))
-
-        def hear(follower: socket.socket) -> None:
-            try:
-                said = follower.recv(4096)
-                if said.strip() == token.encode():
-                    follower.sendall(address.encode() + b"\n")
-                    self.followers.append(follower)
-                    return
-            except OSError:
-                pass
-            self.selector.unregister(follower)
-            follower.close()
-            if follower in self.followers:
-                self.followers.remove(follower)
-
-        self.selector.register(self.claim, selectors.EVENT_READ, accept)
-
-    # --- the others
-
-    def _follow(self) -> int:
-        assert self.meeting is not None
-        head, address, token = self.meeting.join()
-        node = self._node(str(head.getsockname()[0]).removeprefix("::ffff:"))
-        self._serve_ranks(node, address, token)
-        ray = self._spawn(node.start(address), node.environment(self.environ, token, self.options.start_timeout))
-        said: list[bytes] = []
-        head.settimeout(None)
-        self.selector.register(head, selectors.EVENT_READ, lambda: said.append(_received(head)))
-        while not said:
-            self._watch(ray, "node")
-        if said[0] != DONE:
-            print(f"ray: {hosts(self.environ)[0]}, the head's node, has gone", file=sys.stderr, flush=True)
-            return 1
-        return 0
-
-    # --- both
-
-    def _node(self, address: str) -> Node:
+    def node(self, address: str) -> Node:
+        """This node as Ray is to see it."""
         options = self.options
         assert self.temp is not None
         return Node(
@@ -212,65 +131,67 @@ class Agent:
             temp=self.temp,
         )
 
-    def _serve_ranks(self, node: Node, address: str, token: str) -> None:
-        environ = {**self.environ, **access(token), "RAY_ADDRESS": address}  # for scripts that use Ray themselves
+    def serve_ranks(self, node: Node, address: str, token: str) -> None:
         given: dict[str, object] = {
             "node": node.index,
             "nodes": self.topology.num_nodes,
             "nproc": node.ranks,
             "cwd": str(Path.cwd()),
-            "environ": environ,
+            # A script that uses Ray itself finds this cluster.
+            "environ": {**self.environ, **access(token), "RAY_ADDRESS": address},
         }
         self.ranks = Ranks(self.selector, node.temp / "agent", given)
 
-    def _spawn(self, words: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    def spawn(
+        self, words: Sequence[str], environment: Mapping[str, str], output: int | None = None
+    ) -> subprocess.Popen[bytes]:
+        """A child that does not outlive us; `output` is a file descriptor."""
+        child, null = begin(signal.SIGKILL, list(words)), subprocess.DEVNULL
+        return subprocess.Popen(child, env=dict(environment), stdin=null, stdout=output, stderr=output)
+
+    def spawn_ray(self, node: Node, token: str, head: str | None = None) -> subprocess.Popen[bytes]:
+        environment = node.environment(self.environ, token, self.options.start_timeout)
         with self.log.open("ab") as log:
-            return subprocess.Popen(
-                begin(signal.SIGKILL, list(words)), env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
-            )
+            return self.spawn(node.start(head), environment, log.fileno())
 
-    def _watch(self, ray: subprocess.Popen[bytes], what: str) -> None:
-        """Wait a moment, answering whoever asks; PlanError if Ray has ended."""
-        self._turn()
+    def watch(self, ray: subprocess.Popen[bytes], what: str) -> None:
+        """Wait a moment, answering whoever asks; RayEnded if it has."""
+        self.turn()
         if ray.poll() is not None:
-            raise PlanError(
-                f"the Ray {what} on {socket.gethostname()} ended with exit code {_shell(ray.returncode)}. "
-                + self._last_words()
+            raise RayEnded(
+                f"the Ray {what} on {socket.gethostname()} ended with exit code {shell_code(ray.returncode)}. "
+                + self.last_words()
             )
 
-    def _turn(self) -> None:
+    def turn(self) -> None:
         for key, _ in self.selector.select(_PAUSE):
             answer: Callable[[], None] = key.data
             answer()
         if self.ranks is not None:
             self.ranks.look()
 
-    def _log(self) -> Path:
-        folder = Path(self.environ.get("PHALANX_RUN_DIR") or ".") / "logs"
-        folder.mkdir(parents=True, exist_ok=True)
-        return folder.absolute() / f"ray-node{self.topology.node_rank}.log"
-
-    def _last_words(self) -> str:
+    def last_words(self) -> str:
         return processes.last_words(self.log, self.temp)
 
     def end(self) -> None:
         """Ranks first, with time to end by themselves; then the other nodes, all of Ray, and its files."""
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)
+        _ignore_signals()
         if self.ranks is not None:
             self.ranks.end()
-            while self.ranks.busy:
-                self._turn()
-        for follower in self.followers:
-            follower.sendall(DONE)
-        limit = time.monotonic() + _FAREWELL
-        while self.followers and time.monotonic() < limit:
-            self._turn()
+            self._turn_while(self.ranks)
+        if self.followers is not None:
+            self.followers.end()
+            self._turn_while(self.followers)
         processes.kill_all()
         if self.temp is not None:
             shutil.rmtree(self.temp, ignore_errors=True)
         if self.meeting is not None and self.topology.node_rank == 0:
             self.meeting.forget()
+
+    def _turn_while(self, what: Ranks | Followers) -> None:
+        limit = time.monotonic() + _FAREWELL
+        while what.busy and time.monotonic() < limit:
+            self.turn()
 
 
 def _topology(nodes: int, environ: Mapping[str, str]) -> Topology:
@@ -290,24 +211,6 @@ def _number(text: str) -> int:
     return int(text) if text.isdecimal() else 0
 
 
-def _bracketed(address: str) -> str:
-    return f"[{address}]" if ":" in address else address
-
-
-def _listens(address: str, port: int) -> bool:
-    try:
-        socket.create_connection((address, port), timeout=1).close()
-    except OSError:
-        return False
-    return True
-
-
-def _received(connection: socket.socket) -> bytes:
-    try:
-        return connection.recv(64)
-    except OSError:
-        return b""
-
-
-def _shell(code: int) -> int:
+def shell_code(code: int) -> int:
+    """subprocess's return code as a shell shows it."""
     return code if code >= 0 else 128 - code

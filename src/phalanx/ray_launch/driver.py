@@ -79,13 +79,13 @@ def _wait_for_nodes(order: Order, limit: float) -> list[dict[str, float]]:
     import ray
 
     while True:
-        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         missing = absent(order.hosts, nodes)
         if not missing:
             return nodes
         if time.monotonic() > limit:
             raise PlanError(
-                f"{', '.join(missing)} did not join the Ray cluster of {order.hosts[0]} within {order.start_timeout} s: "
+                f"{', '.join(missing)} did not join the Ray head on {order.hosts[0]} within {order.start_timeout} s: "
                 f"see what those nodes said, above and in {Path(order.log).parent}; more time: ray.start_timeout"
             )
         time.sleep(0.1)
@@ -142,7 +142,8 @@ def failed_with(failures: Iterable[Any]) -> int | None:
 
 
 def _last_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[-1]
+    """Ray adds advice to what happened."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1].partition(" Some common causes")[0]
 
 
 if __name__ == "__main__":

@@ -3,9 +3,11 @@ that each knows at once when the launch is over or another has gone."""
 
 from __future__ import annotations
 
+import secrets
 import socket
 from collections.abc import Mapping
 from pathlib import Path
+from selectors import EVENT_READ, BaseSelector
 
 from ..errors import PlanError, TopologyError
 from ..hostlist import expand_hostlist
@@ -63,6 +65,50 @@ class Meeting:
                 f"({error.strerror or error}): set interface or host_suffix to the network that connects the nodes"
             ) from None
         return head, said, token
+
+
+class Followers:
+    """The other nodes' agents at the first one: they learn Ray's address, and by the end of their connection or a
+    word that all is over."""
+
+    def __init__(self, selector: BaseSelector, listener: socket.socket, token: str, address: str) -> None:
+        self._selector, self._listener = selector, listener
+        self._token, self._address = token.encode(), address.encode() + b"\n"
+        self._connected: list[socket.socket] = []
+        listener.listen(4096)
+        selector.register(listener, EVENT_READ, self._accept)
+
+    def _accept(self) -> None:
+        follower, _ = self._listener.accept()
+        self._selector.register(follower, EVENT_READ, lambda: self._hear(follower))
+
+    def _hear(self, follower: socket.socket) -> None:
+        try:
+            if secrets.compare_digest(follower.recv(4096).strip(), self._token):
+                self._connected.append(follower)
+                follower.sendall(self._address)
+                return
+        except OSError:
+            pass
+        self._drop(follower)
+
+    def _drop(self, follower: socket.socket) -> None:
+        self._selector.unregister(follower)
+        follower.close()
+        if follower in self._connected:
+            self._connected.remove(follower)
+
+    def end(self) -> None:
+        """Say so; whether they have ended is `busy`."""
+        for follower in list(self._connected):
+            try:
+                follower.sendall(DONE)
+            except OSError:
+                self._drop(follower)
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._connected)
 
 
 def hosts(environ: Mapping[str, str]) -> list[str]:

@@ -78,6 +78,7 @@ class Node:
             **access(token),
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_TMPDIR": str(self.temp),
+            "RAY_kill_child_processes_on_worker_exit": "false",  # ranks get time to end, see `begin.py` and `ranks.py`
             "RAY_TRAIN_V2_ENABLED": "1",
             "RAY_TRAIN_METRICS_ENABLED": "0",
             "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # of clouds

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import signal
 import time
 from collections import defaultdict, deque
@@ -12,6 +13,7 @@ from pathlib import Path
 
 _PR_SET_CHILD_SUBREAPER = 36
 _LINES = 15  # of a log that are shown
+_CHATTER = re.compile(r"\[?[-\d]+ [:\d,.]+,?(\d+)?\s+(I|INFO|SUCC) ")  # how Ray's lines begin that say all is well
 _PATIENCE = 10.0  # seconds for the kernel to end what was killed
 
 
@@ -68,6 +70,7 @@ def _last_lines(path: Path) -> list[str]:
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - 16384))
-            return file.read().decode(errors="replace").splitlines()[-_LINES:]
+            lines = file.read().decode(errors="replace").splitlines()
     except OSError:
         return []
+    return [line for line in lines if line.strip() and not _CHATTER.match(line)][-_LINES:]

@@ -98,6 +98,10 @@ class Ranks:
 
 
 def _exists(group: int) -> bool:
+    """Whether any process of it runs; those whose parent has died are our children, and ours to reap."""
+    with suppress(ChildProcessError):
+        while os.waitpid(-group, os.WNOHANG)[0]:
+            pass
     try:
         os.killpg(group, 0)
     except OSError:

@@ -35,6 +35,11 @@ _MPICH = re.compile(
 _MPI_WORDS = re.compile(
     r"^(mpirun|mpiexec|prterun|\[mpiexec@|= +BAD TERMINATION|Primary job)|MPI_A(BORT|bort)", re.MULTILINE
 )
+_RAY = re.compile(  # the agents' words, see ray_launch/ranks.py
+    r"^ray: rank (?P<rank>\d+) on (?P<host>\S+) "
+    r"(?:ended with exit code (?P<code>\d+)|was killed by signal (?P<signal>\d+))",
+    re.MULTILINE,
+)
 
 _CANCELLED = re.compile(
     r"\*\*\* (?P<what>JOB|STEP) (?P<id>\S+) ON \S+ CANCELLED AT (?P<time>\S+)(?: DUE (?:TO|to) (?P<why>[^*]+?))? \*\*\*"
@@ -80,6 +85,8 @@ def deaths(text: str, launcher: str | None) -> list[Death]:
 
 
 def _reported(text: str, launcher: str | None) -> list[Death]:
+    if launcher == "ray" or (launcher is None and _RAY.search(text)):
+        return list(_by_ray(text))
     if launcher not in ("python", "srun", "mpirun", None):
         return _by_torchrun(text)
     if launcher is None and _TORCHRUN in text:
@@ -124,6 +131,13 @@ def _by_torchrun(text: str) -> list[Death]:
             found = [Death(int(hit["rank"]), hit["host"], int(hit["code"]), report.start()) for hit in hits]
             last[hits[0]["host"]] = (hits[0]["time"], found)
     return [death for _, found in sorted(last.values(), key=lambda entry: entry[0]) for death in found]
+
+
+def _by_ray(text: str) -> Iterator[Death]:
+    """In the order in which ranks ended; the agents don't report those that they end."""
+    for found in _RAY.finditer(text):
+        code = int(found["code"]) if found["code"] else -int(found["signal"])
+        yield Death(int(found["rank"]), found["host"], code, found.start())
 
 
 def _by_srun(text: str) -> Iterator[Death]:
