@@ -1,0 +1,1 @@
+"""Run on every worker of a launch by `phalanx test`; deselected elsewhere."""
