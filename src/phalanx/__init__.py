@@ -1,6 +1,7 @@
 """Phalanx: one PyTorch training script, any number of processes, strategies, launchers and sites.
 
-The names below are imported when first used, so that the command never imports torch.
+The names below are imported when first used, so that the command never imports torch. PYTEST_DONT_REWRITE: pytest may
+find this package imported already, and would warn of it.
 """
 
 from __future__ import annotations
