@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 export PIP_NO_WARN_SCRIPT_LOCATION = 1
 
-.PHONY: demo check test bench lint clean slurm-packages container-packages
+.PHONY: demo check test engines bench lint clean slurm-packages container-packages
 
 demo: $(VENV)/.demo
 	$(BIN)/phalanx run --nproc 2 examples/digits/train.py
@@ -13,7 +13,7 @@ demo: $(VENV)/.demo
 check: lint
 	$(BIN)/python -m pytest -m "not slow and not gpu"
 
-test: lint slurm-packages container-packages
+test: lint slurm-packages container-packages engines
 	$(BIN)/python -m pytest -m "not gpu" --durations=15 --durations-min=10
 
 # A real Slurm cluster runs inside the tests, where it can: as root on Debian. Elsewhere those tests say that they were skipped.
@@ -21,6 +21,15 @@ slurm-packages:
 	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	  [ -z "$$(bash tests/slurm/cluster missing --db --mpi)" ] || bash tests/slurm/cluster install --db --mpi; \
 	else echo "no real Slurm cluster for the tests: that needs root on Debian"; fi
+
+# DeepSpeed, Ray and Horovod for the tests. Horovod is built from source once a machine; where it can't be, its tests are
+# skipped and say so.
+engines: $(VENV)/.engines
+
+$(VENV)/.engines: $(VENV)/.dev tools/engines.py
+	$(PIP) -e '.[deepspeed,ray]'
+	$(BIN)/python tools/engines.py
+	@touch $@
 
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/run.py

@@ -28,6 +28,13 @@ TORCH = "torch>=2.7"
 # Horovod is built against the installed torch, so pip must give it no environment of its own; its build needs these.
 HOROVOD_NEEDS = ("setuptools<81", "wheel", "packaging", "cmake<4", "cloudpickle", "psutil", "pyyaml")
 HOROVOD_VARIABLES = {"HOROVOD_WITH_PYTORCH": "1", "HOROVOD_WITHOUT_TENSORFLOW": "1", "HOROVOD_WITHOUT_MXNET": "1"}
+# torch's headers need C++17 and Horovod's build says C++14, which no compiler flag overrides: CMake's own table does.
+HOROVOD_TOOLCHAIN = """\
+set(CMAKE_PROJECT_INCLUDE "${CMAKE_CURRENT_LIST_FILE}")
+set(CMAKE_CXX11_STANDARD_COMPILE_OPTION "-std=c++17")
+set(CMAKE_CXX14_STANDARD_COMPILE_OPTION "-std=c++17")
+"""
+TOOLCHAIN = "phalanx-horovod.cmake"  # the same as a file of the environment
 # Where modules say that CUDA and NCCL are.
 HOROVOD_HOMES = {
     "HOROVOD_CUDA_HOME": ("CUDA_HOME", "EBROOTCUDA"),
@@ -103,6 +110,7 @@ def create(path: Path, wanted: Wanted, python: Optional[str] = None, dry_run: bo
 def _build(path: Path, wanted: Wanted, python: Python) -> None:
     environ = build_environment(os.environ, wanted)
     environ["VIRTUAL_ENV"] = str(path)
+    environ.setdefault("CMAKE_TOOLCHAIN_FILE", str(path / TOOLCHAIN))
     environ["PATH"] = str(python_in(path).parent) + os.pathsep + environ.get("PATH", os.defpath)
     own = str(python_in(path))
     for number, words in enumerate(commands(path, wanted, python)):
@@ -112,6 +120,7 @@ def _build(path: Path, wanted: Wanted, python: Python) -> None:
         run(words, environ)
         if is_torch:
             (path / PIN).write_text("torch==%s\n" % _version_of(own, "torch", environ), encoding="utf-8")
+            (path / TOOLCHAIN).write_text(HOROVOD_TOOLCHAIN, encoding="utf-8")
     finish(path, wanted.kind, wanted.wheelhouse, environ=environ)
 
 

@@ -58,7 +58,7 @@ _REFUSALS = (
         frozenset({"deepspeed"}),
         _HOROVOD,
         NODES,
-        "the deepspeed launcher cannot start Horovod, whose ranks find each other by MPI or by Horovod's own rendezvous",
+        "deepspeed cannot start Horovod, whose ranks find each other by MPI or by Horovod's own rendezvous",
     ),
     _Refusal(frozenset({"ray"}), _HOROVOD, NODES, "Ray Train has no Horovod any more"),
     _Refusal(frozenset({"ray"}), _SINGLE, NODES, "Ray Train starts groups of workers, not one process"),

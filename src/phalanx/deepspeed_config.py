@@ -40,11 +40,10 @@ def engine_config(config: JobConfig, batch_size: int | None = None, world_size: 
         known = batch_size is not None and value is not None
         if given != _FREE and known and given != value:
             raise _conflict(config, key, f"{given} there, but the run's is {value} (the loader's batch_size is {size})")
-    accumulated = said.pop("gradient_accumulation_steps", _FREE)
-    if accumulated not in (_FREE, config.accumulate):
-        raise _conflict(
-            config, "gradient_accumulation_steps", f"{accumulated} there, but the run has accumulate={config.accumulate}"
-        )
+    key = "gradient_accumulation_steps"
+    given = said.pop(key, _FREE)
+    if given not in (_FREE, config.accumulate):
+        raise _conflict(config, key, f"{given} there, but the run has accumulate={config.accumulate}")
     _check_precision(config, said)
     merged = _merge(said, own, config)
     return {**merged, "train_micro_batch_size_per_gpu": size}
@@ -108,7 +107,7 @@ def _read(path: str | None) -> dict[str, Any]:
     try:
         said = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(f"deepspeed.config={path!r} can't be read: {error.strerror}; give DeepSpeed's JSON file") from None
+        raise ConfigError(f"deepspeed.config={path!r} can't be read: {error.strerror}; give a JSON file") from None
     except ValueError as error:
         raise ConfigError(f"deepspeed.config={path!r} is not JSON: {error}") from None
     if not isinstance(said, dict):

@@ -65,13 +65,14 @@ def controller(topology: Topology, environ: Mapping[str, str], built: frozenset[
     if topology.source in ("openmpi", "mpich") and not (step and "mpi" not in built):
         if "mpi" not in built:
             raise PlanError(
-                f"Horovod here is built without MPI, so under mpirun each of {topology.world_size} processes would train "
-                "alone: use --launcher srun or horovodrun, or build it with HOROVOD_WITH_MPI=1"
+                f"Horovod here is built without MPI, so under mpirun each of {topology.world_size} processes would "
+                "train alone: use --launcher srun or horovodrun, or build it with HOROVOD_WITH_MPI=1"
             )
         return "mpi"
     if not step:
         raise PlanError(
-            f"{topology.source} cannot start Horovod's ranks: use horovodrun or mpirun on one machine, srun across nodes"
+            f"{topology.source} cannot start Horovod's ranks: use horovodrun or mpirun on one machine, srun across "
+            "nodes"
         )
     if "mpi" in built and "PMIX_RANK" in environ and environ.get("HOROVOD_CONTROLLER", "mpi").lower() == "mpi":
         return "mpi"
@@ -125,9 +126,7 @@ def serve(counts: Sequence[int]) -> int:
     for node, count in enumerate(counts):
         for local in range(count):
             sharing = [other > local for other in counts]
-            slots.append(
-                SlotInfo(f"node{node}", rank, local, sum(sharing[:node]), sum(counts), count, sum(sharing))
-            )
+            slots.append(SlotInfo(f"node{node}", rank, local, sum(sharing[:node]), sum(counts), count, sum(sharing)))
             rank += 1
     server.init(slots)
     return port

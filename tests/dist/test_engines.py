@@ -5,22 +5,17 @@ Each launch makes several checks: the ranks of an engine take seconds to import 
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
 
-import phalanx
-from phalanx.errors import PhalanxError
 from tests.dist.engines import environ_for, needs
 from tests.dist.harness import run_ranks
-from tests.dist.test_api import Tied, exported
+from tests.dist.test_api import exported
 from tests.dist.test_checkpoint import assert_same, load_only, train
-from tests.dist.test_gradients import line, token_weights, two_losses
+from tests.dist.test_gradients import token_weights, two_losses
 
 pytestmark = pytest.mark.slow
 ENGINES = [pytest.param(name, marks=needs(name)) for name in ("deepspeed-0", "deepspeed-2", "deepspeed-3", "horovod")]

@@ -69,6 +69,12 @@ trap '[ ! -e "$venv/phalanx-env.unfinished" ] || rm -rf "$venv"' EXIT
 set -ex
 "$python" -m venv "$venv"
 export VIRTUAL_ENV="$venv" PATH="$venv/bin:$PATH"
+cat >"$venv/phalanx-horovod.cmake" <<'END'
+set(CMAKE_PROJECT_INCLUDE "${CMAKE_CURRENT_LIST_FILE}")
+set(CMAKE_CXX11_STANDARD_COMPILE_OPTION "-std=c++17")
+set(CMAKE_CXX14_STANDARD_COMPILE_OPTION "-std=c++17")
+END
+export CMAKE_TOOLCHAIN_FILE="${CMAKE_TOOLCHAIN_FILE:-$venv/phalanx-horovod.cmake}"
 python -m pip install --no-cache-dir --upgrade pip
 python -m pip install --no-cache-dir 'torch>=2.7'
 python -c 'from importlib.metadata import version; print("torch==" + version("torch"))' >"$venv/phalanx-torch.txt"

@@ -249,7 +249,7 @@ def test_wrong_types_name_value_key_origin_and_what_is_expected(write) -> None:
 
 def test_unknown_names_come_with_the_list_and_the_nearest() -> None:
     message = fault("strategy=dpd", "launcher=torchrum", "trackers=cvs")
-    wanted = "expected one of auto, single, ddp, fsdp. Did you mean 'ddp'?"
+    wanted = "expected one of auto, single, ddp, fsdp, deepspeed, horovod. Did you mean 'ddp'?"
     assert f"strategy = 'dpd' (command line): {wanted}" in message
     assert "Did you mean 'torchrun'?" in message
     assert "Did you mean 'csv'?" in message

@@ -44,8 +44,8 @@ def test_a_users_script_takes_the_words_of_the_tutorials(own, tmp_path):
     done = own(*words, "--mode", "runall", "--dataset", "cifar")
     assert done.returncode == 0, done.stderr
     names = [line for line in done.stdout.splitlines() if "--job-name=" in line]
-    assert names == ["#SBATCH --job-name=my_job-ddp-2x4", "#SBATCH --job-name=my_job-fsdp-2x4"]
-    assert done.stdout.count("train.py --data cifar") == 2
+    assert names == [f"#SBATCH --job-name=my_job-{strategy}-2x4" for strategy in ("ddp", "horovod", "deepspeed")]
+    assert done.stdout.count("train.py --data cifar") == 3
     assert sorted(path.name for path in tmp_path.iterdir()) == ["slurm.py", "slurm_config.yaml"]
 
 

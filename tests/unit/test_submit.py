@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -134,8 +135,25 @@ def test_a_chain_is_jobs_of_one_run_each_after_the_one_before(slurm):
     assert not [word for word in argv(slurm, 1) if word.startswith("--dependency")]
 
 
+TWO = "strategies=ddp,fsdp"
+
+
+@pytest.mark.parametrize(
+    ("launcher", "strategies"),
+    [
+        ("auto", ["ddp", "horovod", "deepspeed"]),
+        ("torchrun", ["ddp", "deepspeed"]),
+        ("srun", ["ddp", "horovod", "deepspeed"]),
+        ("ray", ["ddp", "deepspeed"]),
+    ],
+)
+def test_a_series_has_by_default_what_its_launcher_can_start(slurm, launcher, strategies):
+    done = slurm("--preview", "--mode", "runall", "job_name=s", "--launcher", launcher, *JOB)
+    assert re.findall(r"--job-name=s-(\w+)-2x4", done.stdout) == strategies
+
+
 def test_a_series_is_a_job_a_strategy_and_size_each_with_files_of_its_own(slurm):
-    done = slurm("--mode", "scaling-test", "--scalability-nodes", "1,2", "output=out.txt", "job_name=s", *JOB)
+    done = slurm("--mode", "scaling-test", TWO, "--scalability-nodes", "1,2", "output=out.txt", "job_name=s", *JOB)
     assert len(done.stdout.split()) == 4
     names = set()
     for number in range(1, 5):
@@ -148,7 +166,7 @@ def test_a_series_is_a_job_a_strategy_and_size_each_with_files_of_its_own(slurm)
 
 
 def test_a_series_that_is_refused_half_way_says_what_was_submitted(slurm):
-    done = slurm("--mode", "scaling-test", "--scalability-nodes", "1,2", *JOB, ACCEPT="3")
+    done = slurm("--mode", "scaling-test", TWO, "--scalability-nodes", "1,2", *JOB, ACCEPT="3")
     assert done.returncode == 2
     assert "phalanx cancel 1001 1002 1003" in done.stderr
     assert "Invalid account" in done.stderr
@@ -157,7 +175,7 @@ def test_a_series_that_is_refused_half_way_says_what_was_submitted(slurm):
 
 
 def test_many_jobs_are_confirmed(slurm):
-    words = ("--mode", "scaling-test", "--scalability-nodes", "1,2,3,4,5", *JOB)
+    words = ("--mode", "scaling-test", TWO, "--scalability-nodes", "1,2,3,4,5", *JOB)
     done = slurm("--force", *words)
     assert done.returncode == 2
     assert "10 jobs, up to 15 node-hours" in done.stderr  # 2 strategies × 15 nodes × 0.5 h

@@ -15,7 +15,8 @@ class DeepspeedSettings(Section):
         description="ZeRO: what is sharded over ranks: 0 nothing, 1 optimizer state, 2 gradients too, 3 weights too",
     )
     offload: Literal["none", "cpu"] = Field(
-        default="none", description="ZeRO: where optimizer state (at stage 3 also weights) is kept: none (the device), cpu"
+        default="none",
+        description="ZeRO: where optimizer state (at stage 3 weights too) is kept: none (device), cpu",
     )
     config: str | None = Field(
         default=None,
@@ -33,7 +34,7 @@ class DeepspeedSettings(Section):
 
 class HorovodSettings(Section):
     fp16_allreduce: bool = Field(default=False, description="Horovod: gradients travel as fp16")
-    use_adasum: bool = Field(default=False, description="Horovod: Adasum in place of the average (needs a build with MPI)")
+    use_adasum: bool = Field(default=False, description="Horovod: Adasum in place of the average (needs MPI)")
     gradient_predivide_factor: Annotated[float, Field(gt=0)] = Field(
         default=1.0, description="Horovod: divide gradients by this before the sum, by the rest of the average after it"
     )

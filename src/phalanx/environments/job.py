@@ -12,11 +12,13 @@ from ..batch.directives import directives
 from ..batch.environment import modules, proxies, tmpdir
 from ..bootstrap import (
     HOROVOD_HOMES,
+    HOROVOD_TOOLCHAIN,
     HOROVOD_VARIABLES,
     NEWEST,
     OLDEST,
     PIN,
     PIP_VARIABLES,
+    TOOLCHAIN,
     UNFINISHED,
     Wanted,
     decided,
@@ -164,13 +166,18 @@ def _build(build: Build, config: JobConfig) -> list[str]:
     pin = 'python -c \'from importlib.metadata import version; print("torch==" + version("torch"))\''
     lines = [render(command) for command in commands]
     lines.insert(2, f'{pin} >"$venv/{PIN}"')
+    toolchain = []
     if wanted.horovod:
         lines.append("horovodrun --check-build")
+        # torch's headers need C++17, which Horovod's build doesn't ask for
+        toolchain = [f"cat >\"$venv/{TOOLCHAIN}\" <<'END'", *HOROVOD_TOOLCHAIN.splitlines(), "END"]
+        toolchain.append(f'export CMAKE_TOOLCHAIN_FILE="${{CMAKE_TOOLCHAIN_FILE:-$venv/{TOOLCHAIN}}}"')
     return [
         "# Build",
         "set -ex",
         '"$python" -m venv "$venv"',
         'export VIRTUAL_ENV="$venv" PATH="$venv/bin:$PATH"',
+        *toolchain,
         *lines,
         render(finish),
     ]

@@ -13,8 +13,8 @@ class Horovodrun(Launcher):
 
     def command(self, plan: LaunchPlan) -> list[Word]:
         ranks = str(plan.nproc_per_node)
-        words: list[Word] = [plan.python, "-m", "horovod.runner.launch", "--gloo", "-np", ranks, "-H", f"localhost:{ranks}"]
-        words += rank(plan)
+        words: list[Word] = [plan.python, "-m", "horovod.runner.launch", "--gloo"]
+        words += ["-np", ranks, "-H", f"localhost:{ranks}", *rank(plan)]
         return task(plan, words) if plan.local else srun(plan, 1, plan.cpus_per_node, words)
 
     def environment(self, plan: LaunchPlan) -> dict[str, Word]:

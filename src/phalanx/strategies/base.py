@@ -56,7 +56,7 @@ class Strategy:
         return model
 
     def saved_model(self, model: nn.Module) -> Any:
-        """What has the state_dict and load_state_dict of the user's model for a checkpoint: whole tensors or DTensors."""
+        """What has the state_dict and load_state_dict of the user's model, with whole tensors or DTensors."""
         return self.unwrap(model)
 
     def saved_optimizer(self, optimizer: Optimizer) -> Any:

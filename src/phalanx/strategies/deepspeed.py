@@ -64,8 +64,8 @@ class Deepspeed(ProcessGroupStrategy):
     def bind(self, model: nn.Module, optimizer: Optimizer, batch_size: int | None) -> nn.Module:
         if self._engine is not None:
             raise UsageError(
-                "strategy deepspeed trains one model with one optimizer, and prepare() got another pair: use --strategy "
-                "ddp or fsdp, or put the parts into one module and their parameters into groups of one optimizer"
+                "strategy deepspeed trains one model with one optimizer, and prepare() got another pair: use "
+                "--strategy ddp or fsdp, or put the parts into one module and their parameters into one optimizer"
             )
         config = engine_config(self.config, batch_size, self.comm.world_size)
         self._check_optimizer(optimizer, config)
@@ -165,7 +165,7 @@ def _forget_groups() -> None:
     groups = require("deepspeed.utils.groups", "deepspeed")
     for name in ("_WORLD_GROUP", "_ZERO_PARAM_INTRA_PARALLEL_GROUP", "_DATA_PARALLEL_GROUP", "mesh_device"):
         setattr(groups, name, None)
-    require("deepspeed.comm.comm", "deepspeed").cdb = None
+    vars(require("deepspeed.comm.comm", "deepspeed"))["cdb"] = None
 
 
 def _without_compiler() -> None:

@@ -125,10 +125,9 @@ class Horovod(ProcessGroupStrategy):
         before = [parameter.detach().clone() for parameter in parameters]
         result = super().step(optimizer)
         with torch.no_grad():
-            updates = torch._foreach_sub(parameters, before)
             handles = [
-                self._hvd.allreduce_async_(update, name=f"adasum.{at}", op=self._hvd.Adasum)
-                for at, update in enumerate(updates)
+                self._hvd.allreduce_async_(parameter - start, name=f"adasum.{at}", op=self._hvd.Adasum)
+                for at, (parameter, start) in enumerate(zip(parameters, before, strict=True))
             ]
             for parameter, start, handle in zip(parameters, before, handles, strict=True):
                 parameter.copy_(start + self._hvd.synchronize(handle))
@@ -146,7 +145,7 @@ class Reducer:
         self._compression = compression
         self._predivide = predivide
         self._names: dict[nn.Parameter, str] = {}
-        self._flying: dict[nn.Parameter, tuple[Any, Any]] = {}  # being averaged: Horovod's handle, compression's context
+        self._flying: dict[nn.Parameter, tuple[Any, Any]] = {}  # being averaged: Horovod's handle, and compression's
         self._own: set[nn.Parameter] = set()  # with gradients of this rank alone
         self._holding = False
 
@@ -156,8 +155,8 @@ class Reducer:
         for name, parameter in model.named_parameters():
             if parameter.requires_grad:
                 self._names[parameter] = f"{prefix}.{name}"
-                parameter.register_hook(partial(self._before, parameter))
-                parameter.register_post_accumulate_grad_hook(self._after)
+                parameter.register_hook(partial(self._before, parameter))  # type: ignore[no-untyped-call]
+                parameter.register_post_accumulate_grad_hook(self._after)  # type: ignore[no-untyped-call]
 
     @contextmanager
     def held(self) -> Iterator[None]:

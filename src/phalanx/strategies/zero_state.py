@@ -28,13 +28,13 @@ def _sharded(parameter: nn.Parameter) -> bool:
 
 
 def _shape(parameter: nn.Parameter) -> torch.Size:
-    shape: torch.Size = parameter.ds_shape if _sharded(parameter) else parameter.shape
-    return shape
+    return torch.Size(getattr(parameter, "ds_shape", parameter.shape))
 
 
 def _own_part(parameter: nn.Parameter, value: Tensor) -> Tensor:
     """This rank's part at stage 3, where the last one is filled up with zeros."""
-    size = int(parameter.ds_tensor.ds_numel)
+    own: Any = parameter
+    size = int(own.ds_tensor.ds_numel)
     padded = torch.zeros(size * torch.distributed.get_world_size(), dtype=value.dtype)
     padded[: value.numel()] = value.flatten()
     return padded.narrow(0, size * torch.distributed.get_rank(), size)
@@ -146,8 +146,8 @@ class ZeroOptimizer:
         self._link()
 
     def _link(self) -> None:
-        """Stages 1 and 2 find a parameter's state by links, which DeepSpeed makes after the first group's first step: the
-        other groups' states aren't there yet."""
+        """Stages 1 and 2 find a parameter's state by links, which DeepSpeed makes after the first group's first step,
+        when the other groups have no state yet."""
         if hasattr(self._zero, "_hp_optimizer_states_linked") and self.inner.state:
             self._zero._hp_optimizer_states_linked = False
             self._zero._lazy_init_hp_params_optimizer_state()

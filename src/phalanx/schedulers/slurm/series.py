@@ -64,10 +64,8 @@ def _default_strategies(launcher: str, nodes: int) -> list[str]:
     """Those of DEFAULT_STRATEGIES that the launcher can start; ddp, if it is none of them."""
     if launcher == "auto":
         return list(DEFAULT_STRATEGIES)
-    able = [
-        name for name in DEFAULT_STRATEGIES if cells.refusal(cells.cell(launcher, name, "venv", nodes), 2 * nodes) is None
-    ]
-    return able or ["ddp"]
+    pairs = [(name, cells.cell(launcher, name, "venv", nodes)) for name in DEFAULT_STRATEGIES]
+    return [name for name, cell in pairs if cells.refusal(cell, 2 * nodes) is None] or ["ddp"]
 
 
 def node_hours(plans: Iterable[LaunchPlan]) -> float:

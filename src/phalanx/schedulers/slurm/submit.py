@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ... import secret
+from ... import engines, secret
 from ...batch.script import Inserts, render_script
 from ...config import Loaded, save_run_config
 from ...config.saved import run_config_text
@@ -126,6 +126,7 @@ def check(job: Job) -> None:
         raise PlanError(
             f"chdir={plan.config.chdir!r} is no folder here: a job that can't enter it fails without a word"
         )
+    engines.check(plan)
     probe.check(plan)
     if plan.config.snapshot:
         _check_snapshot(plan)
