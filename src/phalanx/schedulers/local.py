@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from .. import shell
+from .. import engines, shell
 from ..config import RESERVED, Loaded, save_run_config
 from ..containers import probe
 from ..errors import MissingExtraError, PlanError
@@ -102,6 +102,7 @@ def _check(plan: LaunchPlan) -> None:
         raise PlanError(f"launcher {plan.launcher} has no single command to run here: use --launcher torchrun")
     if plan.script is not None:
         _check_script(Path(plan.script))
+    engines.check(plan)
     probe.check(plan)
     _check_python(plan)
 
