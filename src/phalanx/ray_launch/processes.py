@@ -12,8 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 
 _PR_SET_CHILD_SUBREAPER = 36
-_LINES = 15  # of a log that are shown
-_CHATTER = re.compile(r"\[?[-\d]+ [:\d,.]+,?(\d+)?\s+(I|INFO|SUCC) ")  # how Ray's lines begin that say all is well
+_LINES, _FEW = 15, 5  # of a log that are shown
+_CHATTER = re.compile(r"\[?[-\d]+ [:\d,.]+,?(\d+)?\s+(I|INFO|SUCC) |\[state-dump\]")  # all is well, says Ray
 _PATIENCE = 10.0  # seconds for the kernel to end what was killed
 
 
@@ -54,23 +54,22 @@ def descendants(proc: Path = Path("/proc")) -> list[int]:
 
 
 def last_words(log: Path, temp: Path | None) -> str:
-    """What Ray said last, as it stands in its logs; those below `temp` are kept at the end of `log`."""
-    if temp is not None:
-        for name in ("gcs_server.out", "gcs_server.err", "raylet.out", "raylet.err"):
-            for path in temp.glob(f"session_2*/logs/{name}"):
-                lines = _last_lines(path)
-                if lines:
-                    with log.open("a") as file:
-                        file.write("\n".join([f"--- {name}", *lines, ""]))
-    lines = _last_lines(log)
+    """What Ray said last, in `log` and in its own logs below `temp`, of which that is kept in `log` too."""
+    lines = _last_lines(log, _LINES)
+    for path in temp.glob("session_2*/logs/*") if temp is not None else ():
+        if path.name in ("gcs_server.out", "gcs_server.err", "raylet.out", "raylet.err"):
+            said = _last_lines(path, _FEW)
+            lines += [f"--- {path.name}", *said] if said else []
+            with log.open("a") as file:
+                file.writelines(f"{line}\n" for line in (f"--- {path.name}", *said))
     return "\n".join([f"The last lines of {log}:", *(f"  {line}" for line in lines)]) if lines else f"{log} is empty"
 
 
-def _last_lines(path: Path) -> list[str]:
+def _last_lines(path: Path, count: int) -> list[str]:
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - 16384))
             lines = file.read().decode(errors="replace").splitlines()
     except OSError:
         return []
-    return [line for line in lines if line.strip() and not _CHATTER.match(line)][-_LINES:]
+    return [line for line in lines if line.strip() and not _CHATTER.match(line)][-count:]

@@ -1,0 +1,96 @@
+"""What the first node's agent does, and what the others' do."""
+
+from __future__ import annotations
+
+import secrets
+import selectors
+import socket
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from ..errors import PlanError
+from .driver import Order
+from .meeting import DONE, Followers, head_address, hosts
+from .node import Node
+
+if TYPE_CHECKING:
+    from .agent import Agent
+
+
+def lead(agent: Agent) -> int:
+    """Start Ray's head, let the others join it, and run the driver; its exit code."""
+    token = secrets.token_hex(32)
+    node = agent.node(head_address(agent.topology, agent.environ))
+    address = f"[{node.address}]" if ":" in node.address else node.address
+    address = f"{address}:{node.ports['gcs']}"
+    agent.serve_ranks(node, address, token)
+    ray = agent.spawn_ray(node, token)
+    _until_ready(agent, ray, node)
+    if agent.meeting is not None:
+        agent.followers = Followers(agent.selector, agent.claim, token, address)
+        agent.meeting.publish(node.ports["agent"], token)
+    driver = _spawn_driver(agent, node, token, address)
+    while driver.poll() is None:
+        agent.watch(ray, "head")
+    return driver.returncode if driver.returncode >= 0 else 128 - driver.returncode
+
+
+def _until_ready(agent: Agent, ray: subprocess.Popen[bytes], node: Node) -> None:
+    port = node.ports["gcs"]
+    while not _listens(node.address, port):
+        agent.watch(ray, "head")
+        if time.monotonic() > agent.limit:
+            raise PlanError(
+                f"the Ray head on {socket.gethostname()} did not come up within {agent.options.start_timeout} s "
+                f"(nothing listened on its port {port}); more time: ray.start_timeout. {agent.last_words()}"
+            )
+
+
+def _listens(address: str, port: int) -> bool:
+    try:
+        socket.create_connection((address, port), timeout=1).close()
+    except OSError:
+        return False
+    return True
+
+
+def _spawn_driver(agent: Agent, node: Node, token: str, address: str) -> subprocess.Popen[bytes]:
+    order = Order(
+        address=address,
+        hosts=hosts(agent.environ) if agent.meeting else [socket.gethostname()],
+        nproc=node.ranks,
+        words=agent.options.words,
+        log=str(agent.log),
+        storage=str(node.temp / "train"),
+        limit=max(1.0, agent.limit - time.monotonic()),
+        start_timeout=agent.options.start_timeout,
+    )
+    words = [sys.executable, "-m", "phalanx.ray_launch.driver", order.to_json()]
+    return agent.spawn(words, node.environment(agent.environ, token, agent.options.start_timeout))
+
+
+def follow(agent: Agent) -> int:
+    """Join the head once it is ready, and stay until its agent says that all is over."""
+    assert agent.meeting is not None
+    head, address, token = agent.meeting.join()
+    node = agent.node(str(head.getsockname()[0]).removeprefix("::ffff:"))
+    agent.serve_ranks(node, address, token)
+    ray = agent.spawn_ray(node, token, address)
+    said: list[bytes] = []
+    head.settimeout(None)
+    agent.selector.register(head, selectors.EVENT_READ, lambda: said.append(_received(head)))
+    while not said:
+        agent.watch(ray, "node")
+    if said[0] == DONE:
+        return 0
+    print(f"ray: the agent on {hosts(agent.environ)[0]}, the head's node, has gone", file=sys.stderr, flush=True)
+    return 1
+
+
+def _received(connection: socket.socket) -> bytes:
+    try:
+        return connection.recv(64)
+    except OSError:
+        return b""
