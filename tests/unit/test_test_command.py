@@ -172,7 +172,9 @@ def write(run_dir: Path, rank: int, *tests: tuple[str, str], code: int | None = 
     events = [{"event": "start", "time": 100.0, "rank": rank, "host": f"node{rank // 2 + 1}"}]
     for name, outcome in tests:
         events += [{"event": "test", "time": 101.0, "test": name}]
-        events += [{"event": "done", "time": 102.0, "test": name, "outcome": outcome, "seconds": 1, "said": ""}]
+        events += [
+            {"event": "done", "time": 102.0, "test": name, "outcome": outcome, "seconds": 1, "said": f"of {name}"}
+        ]
     events += [{"event": "test", "time": 103.0, "test": during}] if during else []
     events += [{"event": "hung", "time": 104.0, "test": during, "seconds": hung}] if hung else []
     events += [{"event": "end", "time": 123.0, "code": code, "said": "why"}] if code is not None else []
@@ -230,6 +232,13 @@ def test_a_worker_that_died_is_named_with_its_test_and_the_launchers_words(tmp_p
     assert found.exit_code == 137
     assert "rank 1 on node1: died in t.py::d (rank 1 on node1 was killed by SIGKILL)" in text
     assert "rank 0 on node1: died" not in text
+
+
+def test_a_worker_that_was_ended_before_pytest_printed_its_failure_still_says_why(tmp_path):
+    write(tmp_path, 0, *GOOD, code=None, during="t.py::d")
+    write(tmp_path, 1, *GOOD, ("t.py::d", "failed"), code=None)
+    text = "\n".join(results.verdict(launch(tmp_path, 2, 1)))
+    assert "rank 1 on node1: 1 failed: t.py::d\n  | of t.py::d\n" in text
 
 
 def test_a_worker_that_left_nothing_is_in_the_verdict(tmp_path):

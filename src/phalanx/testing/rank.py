@@ -28,6 +28,7 @@ import pytest
 
 GRACE = 30.0  # seconds for the others to come through a test that failed here
 LAST = 10.0  # seconds for the others to write their results, before this rank's failure ends the launch
+COLLECTION = 600.0  # seconds that it may take: imports from a shared file system are slow
 _AFTER = 2.0  # seconds between the end of a hung test and that of its rank: others hang too, and want to say so
 _PLUMBING = re.compile(r"[/\\](_?pytest|pluggy|phalanx[/\\](testing|worker\.py))|<frozen runpy>")
 _NO_TESTS = int(pytest.ExitCode.NO_TESTS_COLLECTED)
@@ -92,31 +93,29 @@ class RankPlugin:
 
     def __init__(self, journal: Journal, seconds: float, stderr: int) -> None:
         self.journal, self.seconds, self.stderr = journal, seconds, stderr
-        self.grace = min(GRACE, seconds)
+        self.grace = min(GRACE, seconds / 2)  # before the others' time is over too
         self.bad: list[str] = []
         self.counts: Counter[str] = Counter()
         self._outcome, self._said, self._duration = "passed", "", 0.0
         self._timer: threading.Timer | None = None
         self._thread = threading.get_ident()
 
-    def watch(self, what: str) -> None:
+    def watch(self, what: str, seconds: float) -> None:
         """End this rank if `what` isn't over in time. The second clock needs no Python to run."""
         self.unwatch()
-        self._timer = threading.Timer(self.seconds, self._hung, (what,))
+        self._timer = threading.Timer(seconds, self._hung, (what, seconds))
         self._timer.daemon = True
         self._timer.start()
-        faulthandler.dump_traceback_later(self.seconds + 5 * _AFTER, exit=True, file=self.stderr)
+        faulthandler.dump_traceback_later(seconds + 5 * _AFTER, exit=True, file=self.stderr)
 
     def unwatch(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
         faulthandler.cancel_dump_traceback_later()
 
-    def _hung(self, what: str) -> None:
-        self.journal.write("hung", test=what, seconds=self.seconds)
-        said = (
-            f"\nrank {self.journal.rank}: {what} took more than {self.seconds:g} s, and is now here:\n{self._where()}"
-        )
+    def _hung(self, what: str, seconds: float) -> None:
+        self.journal.write("hung", test=what, seconds=seconds)
+        said = f"\nrank {self.journal.rank}: {what} took more than {seconds:g} s, and is now here:\n{self._where()}"
         os.write(self.stderr, said.encode(errors="replace"))
         time.sleep(_AFTER)
         os._exit(1)
@@ -146,7 +145,7 @@ class RankPlugin:
             pytest.exit(f"rank 0 collected other tests than rank {self.journal.rank}: {what}", returncode=1)
 
     def _of_rank_0(self) -> list[str] | None:
-        limit = time.monotonic() + self.seconds
+        limit = time.monotonic() + COLLECTION
         while (theirs := self.journal.collected(0)) is None and time.monotonic() < limit:
             if self.journal.count(0, "end"):
                 return None  # its collection failed
@@ -156,7 +155,7 @@ class RankPlugin:
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         self._outcome, self._said, self._duration = "passed", "", 0.0
         self.journal.write("test", test=nodeid)
-        self.watch(nodeid)
+        self.watch(nodeid, self.seconds)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self._duration += report.duration
@@ -246,7 +245,7 @@ def main(launcher: str, markers: str, seconds: float, own: list[str]) -> None:
     journal = Journal(run_dir / "tests", rank, world_size)
     journal.write("start", rank=rank, host=platform.node(), pid=os.getpid())
     plugin = RankPlugin(journal, seconds, os.dup(2))
-    plugin.watch("the collection of the tests")
+    plugin.watch("the collection of the tests", COLLECTION)
     code = int(pytest.main(_arguments(journal.folder, rank, markers, own), [plugin]))
     plugin.unwatch()
     text = _report(plugin, markers, code) if code else ""

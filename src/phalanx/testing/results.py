@@ -22,12 +22,13 @@ _OUTCOMES = ("failed", "error", "passed", "skipped", "xfailed", "xpassed")
 @dataclass(frozen=True)
 class Worker:
     """One rank's results. `code` is pytest's exit code, None for a rank that ended before; `during` is the test that it
-    was in then."""
+    was in then. `why` is what pytest says of its first failure."""
 
     rank: int
     host: str | None = None
     counts: Mapping[str, int] = field(default_factory=dict)
     failed: tuple[str, ...] = ()
+    why: str = ""
     code: int | None = None
     said: str = ""
     during: str | None = None
@@ -68,13 +69,15 @@ def _worker(rank: int, events: Sequence[dict[str, Any]]) -> Worker:
         return Worker(rank)
     done = [event for event in events if event["event"] == "done"]
     last = {event["event"]: event for event in events}
+    bad = [event for event in done if event["outcome"] in ("failed", "error")]
     end, hung = last.get("end", {}), last.get("hung", {})
     begun, over = last.get("test", {}).get("test"), done[-1]["test"] if done else None
     return Worker(
         rank=rank,
         host=last.get("start", {}).get("host"),
         counts=Counter(event["outcome"] for event in done),
-        failed=tuple(event["test"] for event in done if event["outcome"] in ("failed", "error")),
+        failed=tuple(event["test"] for event in bad),
+        why=bad[0].get("said", "") if bad else "",
         code=end.get("code"),
         said=end.get("said", ""),
         during=hung.get("test") or (begun if begun != over and not end else None),
@@ -178,15 +181,17 @@ def _why(worker: Worker, launch: Launch) -> str:
 
 
 def _log(launch: Launch, worker: Worker) -> list[str]:
-    """The last lines of its log. Rank 0's output was on the terminal, or is the job's."""
+    """The last lines of its log, or what it wrote down of its failure if it was ended before pytest printed that. Rank
+    0's output was on the terminal, or is the job's."""
     node = worker.rank // (launch.nproc_per_node or 1)
     path = log_path(launch.run_dir, worker.rank, node, len(launch.workers))
+    early = worker.code is None and worker.why
     try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        text = path.read_text(encoding="utf-8", errors="replace")
     except OSError:
-        return []
-    shown = [f"  | {line}" for line in _own_words(lines)[-_LINES:]]
-    return [*shown, f"  log: {path}"] if shown else []
+        text = ""
+    lines = worker.why.splitlines() if early else _own_words(text.splitlines())
+    return [*(f"  | {line}" for line in lines[-_LINES:]), *([f"  log: {path}"] if text else [])]
 
 
 def _own_words(lines: list[str]) -> list[str]:
