@@ -27,9 +27,8 @@ ODD_ARGS = ["--n", "5", "--nnodes=3", "a b", "", "$$", "$HOME", "it's", "--", "k
 
 # First as plain torch.distributed, then under each strategy: Ray takes long to start.
 SCRIPT = f"""
-import json, os, pathlib, sys, torch, torch.distributed as dist
+import json, os, sys, torch, torch.distributed as dist
 sys.path.insert(0, {str(Path(__file__).parents[2])!r})
-import phalanx
 from tests.slurm import train
 rank = int(os.environ["RANK"])
 dist.init_process_group("gloo")
@@ -40,12 +39,9 @@ seen = {{"sum": value.item(), "args": sys.argv[1:], "env": dict(os.environ), "cw
 open(f"seen{{rank}}.json", "w").write(json.dumps(seen))
 print(f"out of rank {{rank}}")
 print(f"err of rank {{rank}}", file=sys.stderr)
+folder = None
 for strategy in os.environ["STRATEGIES"].split():
-    train.phalanx = type("", (), {{"init": staticmethod(lambda **more: phalanx.init(strategy=strategy, **more))}})
-    train.main({STEPS}, 0, 0)
-    if rank == 0:
-        (found,) = pathlib.Path("runs/s").glob("*/weights.json")  # a second run in a process has its own folder
-        found.rename(strategy + ".json")
+    folder = train.main({STEPS}, 0, 0, strategy, folder)
 """
 SLEEPER = """
 import os, pathlib, sys, time
@@ -101,10 +97,10 @@ def test_ranks_of_every_strategy_find_all_they_need(work: Path, temp: Path) -> N
         *(f"--env.STRATEGIES={' '.join(strategies)}", "--env.DS_ACCELERATOR=cpu", "s.py", *ODD_ARGS),
     )
     assert ended.returncode == 0, ended.stderr
+    run_dir = run_dirs(work)[0]  # each further run of a process has its own
     for strategy in strategies:
-        weights = json.loads((work / f"{strategy}.json").read_text())
+        weights = json.loads((run_dir / f"weights-{strategy}.json").read_text())
         assert weights["weight"] == pytest.approx(closed_form(STEPS).flatten().tolist(), rel=1e-5), strategy
-    run_dir = run_dirs(work)[0]
     cpus = len(os.sched_getaffinity(0))
     for rank in range(2):
         seen = json.loads((work / f"seen{rank}.json").read_text())

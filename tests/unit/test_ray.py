@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import selectors
+import shutil
 import signal
 import socket
 import subprocess
@@ -152,19 +153,29 @@ def test_blocks_of_ports_have_none_in_common_and_one_in_use_is_passed_over() -> 
     free.close()
 
 
-def test_rays_folder_has_a_path_that_is_short_enough_for_its_sockets(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("base", "start"), [("/tmp/{}", "/tmp/{}/ray-1001-"), ("/tmp/{}" + "x" * 15, "/tmp/{}" + "x" * 15 + "/r-")]
+)
+def test_rays_folder_has_a_path_that_is_short_enough_for_its_sockets(base: str, start: str) -> None:
+    mine = f"p{os.getpid()}"
+    base, start = base.format(mine), start.format(mine)
+    made = [temp_folder(None, "1001", {"TMPDIR": base}) for _ in range(2)]
+    try:
+        assert made[0] != made[1]
+        for folder in made:
+            assert str(folder).startswith(start)
+            socket_path = folder / "session_2026-01-31_23-59-59_123456_1234567" / "sockets" / "plasma_store"
+            assert len(os.fsencode(socket_path)) <= 107
+            assert folder.stat().st_mode & 0o777 == 0o700
+    finally:
+        shutil.rmtree(base)
+
+
+def test_where_no_short_path_is_rays_folder_is_in_tmp_unless_the_user_says_where(tmp_path: Path) -> None:
     long = tmp_path / ("x" * 60)
     made = temp_folder(None, "1001", {"TMPDIR": str(long)})
-    again = temp_folder(None, "1001", {"TMPDIR": str(long)})
-    try:
-        assert made.parent == Path("/tmp")
-        assert made != again
-        socket_path = made / "session_2026-01-31_23-59-59_123456_1234567" / "sockets" / "plasma_store"
-        assert len(os.fsencode(socket_path)) <= 107
-        assert made.stat().st_mode & 0o777 == 0o700
-    finally:
-        made.rmdir()
-        again.rmdir()
+    made.rmdir()
+    assert made.parent == Path("/tmp")
     with pytest.raises(PlanError, match=r"ray\.temp_dir='.*x' has \d+ letters.*at most \d+"):
         temp_folder(str(long), "1001", {})
     with pytest.raises(PlanError, match=r"cannot make a folder for Ray in /proc/no.*set ray\.temp_dir"):

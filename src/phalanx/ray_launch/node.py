@@ -30,7 +30,8 @@ _HEAD_OPTIONS = {"gcs": "--port", "dashboard": "--dashboard-port"}
 PORTS = ("agent", *_HEAD_OPTIONS, "client", *_OPTIONS)  # the first is our own agent's
 
 # A Unix socket's path has at most 107 bytes, of which Ray takes these.
-_LONGEST = 107 - len("/session_2026-01-31_23-59-59_123456_1234567/sockets/plasma_store") - len("/ray-12345678-abcdefgh")
+_LONGEST = 107 - len("/session_2026-01-31_23-59-59_123456_1234567/sockets/plasma_store")
+_RANDOM = 8  # letters that mkdtemp adds
 
 
 @dataclass(frozen=True)
@@ -110,23 +111,28 @@ def gpus(asked: int | None, environ: Mapping[str, str]) -> int:
 
 
 def temp_folder(setting: str | None, job: str, environ: Mapping[str, str]) -> Path:
-    """A new folder of this job on this node; Ray's sockets in it need a short path.
+    """A new folder on this node, with the job's name if that fits; Ray's sockets in it need a short path.
 
     Raises PlanError if it can't be made, or the user's is too long.
     """
-    base = setting or environ.get("TMPDIR") or "/tmp"
-    if len(os.fsencode(base)) > _LONGEST:
+    base, prefix = setting or environ.get("TMPDIR") or "/tmp", f"ray-{job}-"
+    prefix = prefix if _fits(base, prefix) else "r-"
+    if not _fits(base, prefix):
         if setting:
             raise PlanError(
                 f"ray.temp_dir={setting!r} has {len(os.fsencode(base))} letters, and the paths of Ray's sockets in it "
-                f"would be too long for Unix: expected at most {_LONGEST}"
+                f"would be too long for Unix: expected at most {_LONGEST - _RANDOM - len('/r-')}"
             )
-        base = "/tmp"
+        base, prefix = "/tmp", f"ray-{job}-"[:20]
     try:
         Path(base).mkdir(parents=True, exist_ok=True)
-        return Path(tempfile.mkdtemp(prefix=f"ray-{job[-8:]}-", dir=base))
+        return Path(tempfile.mkdtemp(prefix=prefix, dir=base))
     except OSError as error:
         raise PlanError(f"cannot make a folder for Ray in {base}: {error.strerror}; set ray.temp_dir") from None
+
+
+def _fits(base: str, prefix: str) -> bool:
+    return len(os.fsencode(base)) + 1 + len(prefix) + _RANDOM <= _LONGEST
 
 
 def named(block: Sequence[int]) -> dict[str, int]:
