@@ -19,6 +19,7 @@ STEPS = 4
 def weights(**settings: Any) -> tuple[list[float], list[float]]:
     """Those after full-batch gradient descent with every worker's share of the data, and the closed form's."""
     with phalanx.init(progress=False, **settings) as run:
+        assert run.config.strategy == settings["strategy"]
         model = nn.Linear(FEATURES, 1, bias=False)
         nn.init.zeros_(model.weight)
         optimizer = torch.optim.SGD(model.parameters(), lr=RATE)

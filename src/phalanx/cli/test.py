@@ -146,7 +146,8 @@ def _suite(scanned: Scanned, kind: pairing.Kind, markers: str, in_job: bool) -> 
         raise PlanError("exec_command and exec_file stand in place of the launch: unset them for phalanx test")
     launcher = kind.launcher(in_job) if config.launcher == "auto" else config.launcher
     strategy = kind.strategy if config.strategy == "auto" else config.strategy
-    settings = {"mode": "single", "strategy": strategy, "launcher": launcher}
+    settings = {"mode": "single", "launcher": launcher}
+    settings |= {"strategy": strategy} if strategy != "auto" else {}  # tests may then choose, each its own
     settings |= {} if config.name or config.job_name else {"name": f"test-{kind.marker}"}
     settings |= {"save_script": "false", "submit_job": "false"} if "preview" in scanned.flags else {}
     chosen = replace(plain, args=(launcher, *plain.args[1:]))

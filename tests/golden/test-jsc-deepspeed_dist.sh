@@ -1,0 +1,87 @@
+#!/bin/bash -x
+#SBATCH --job-name=test-deepspeed_dist
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=4
+#SBATCH --cpus-per-task=12
+#SBATCH --gres=gpu:4
+#SBATCH --time=30:00
+#SBATCH --partition=develbooster
+#SBATCH --open-mode=append
+#SBATCH --chdir=/home/me/project
+# srun, deepspeed, ranks 2 x 4 (phalanx 0.1.0)
+
+set -o pipefail
+
+run_dir=${1:-/home/me/project/runs/test-deepspeed_dist/job-${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}}
+export PHALANX_RUN_DIR="$run_dir${SLURM_ARRAY_TASK_ID:+/array-$SLURM_ARRAY_TASK_ID}"
+mkdir -p "$PHALANX_RUN_DIR/jobs" || exit
+date +%s >>"$PHALANX_RUN_DIR/jobs/$SLURM_JOB_ID.start"
+[ -e "$PHALANX_RUN_DIR/config.yaml" ] || cat >"$PHALANX_RUN_DIR/config.yaml" <<'END_OF_CONFIG'
+nodes: 2
+gpus_per_node: 4
+gpu_request: gres
+cpus_per_task: 48
+time: '30:00'
+partition: develbooster
+modules:
+  purge: force
+  load:
+  - Stages/2024
+  - GCC
+  - OpenMPI
+  - CUDA
+  - cuDNN
+  - NCCL
+  - Python
+interface: ib0
+host_suffix: i
+cpu_bind: none
+mpi: pspmix
+shebang: /bin/bash -x
+mode: single
+name: test-deepspeed_dist
+strategy: deepspeed
+launcher: srun
+venv: envs/hpc
+env:
+  NCCL_IB_TIMEOUT: '50'
+  UCX_RC_TIMEOUT: 4s
+END_OF_CONFIG
+
+# Modules
+module --force purge
+module load Stages/2024 GCC OpenMPI CUDA cuDNN NCCL Python
+
+# Environment
+unset RANK LOCAL_RANK GROUP_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR TORCHELASTIC_RUN_ID SLURM_CPU_BIND SLURM_CPU_BIND_TYPE SLURM_CPU_BIND_LIST SRUN_CPUS_PER_TASK
+export PYTHONUNBUFFERED=1
+export NCCL_SOCKET_IFNAME=ib0
+export GLOO_SOCKET_IFNAME=ib0
+export PHALANX_INTERFACE=ib0
+export PHALANX_HOST_SUFFIX=i
+export NCCL_IB_TIMEOUT=50
+export UCX_RC_TIMEOUT=4s
+export OMP_NUM_THREADS=12
+export PHALANX_CPUS_PER_RANK=12
+export PHALANX_EXPECTED_WORLD_SIZE=8
+export PHALANX_LAUNCH_ID="$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}.$$"
+
+# Virtual environment
+. /home/me/project/envs/hpc/bin/activate
+
+# Launch
+srun \
+  --nodes=2 \
+  --ntasks=8 \
+  --ntasks-per-node=4 \
+  --cpus-per-task=12 \
+  --kill-on-bad-exit=1 \
+  --mpi=pspmix \
+  --cpu-bind=none \
+  /home/me/project/envs/hpc/bin/python -m phalanx.worker \
+  /py/lib/python3/site-packages/phalanx/testing/rank.py srun deepspeed_dist 300 tests/hpc
+status=$?
+[ "$status" -eq 0 ] || /home/me/project/envs/hpc/bin/python -m phalanx.report_failure "$PHALANX_RUN_DIR" "$status" || status=$?
+
+echo "$status" >"$PHALANX_RUN_DIR/jobs/$SLURM_JOB_ID.exit"
+exit "$status"
