@@ -143,8 +143,6 @@ def _check_python(plan: LaunchPlan) -> None:
             raise PlanError(f"there is no python at {plan.python}: set venv to a virtual environment's folder")
     elif plan.launcher == "torchrun" and find_spec("torch") is None:
         raise MissingExtraError("launcher torchrun needs torch, not installed here: pip install 'phalanx[torch]'")
-    elif plan.launcher == "ray" and find_spec("ray") is None:
-        raise MissingExtraError("launcher ray needs ray, not installed here: pip install 'phalanx[ray]'")
 
 
 def _check_port(port: int) -> None:
