@@ -154,10 +154,15 @@ def _suite(scanned: Scanned, kind: pairing.Kind, markers: str, in_job: bool) -> 
     request = request_of(chosen, "test", settings, f"-m {kind.marker}")
     facts = facts_for(request.loaded)
     alone = Resources(config, facts, not in_job).world_size == 1 and config.nproc_per_node is None
-    if alone:  # one process would pass all distributed tests for the wrong reason
+    if alone and _of_its_own(scanned, in_job):  # one process would pass all distributed tests for the wrong reason
         request = request_of(chosen, "test", {**settings, "nproc_per_node": "2"}, f"-m {kind.marker}")
     _check(kind, request, facts, in_job)
     return Suite(kind, chosen, request)
+
+
+def _of_its_own(scanned: Scanned, in_job: bool) -> bool:
+    """Whether the launch isn't over an allocation, which has a size already."""
+    return not in_job or bool(scanned.flags & {"submit", "preview"})
 
 
 def _check(kind: pairing.Kind, request: Request, facts: Facts, in_job: bool) -> None:

@@ -32,7 +32,7 @@ class Horovod(ProcessGroupStrategy):
     name = "horovod"
 
     def setup(self) -> None:
-        how = horovod_ranks.controller(self.topology, os.environ, horovod_ranks.built_with())
+        self._how = how = horovod_ranks.controller(self.topology, os.environ, horovod_ranks.built_with())
         self._hvd = require("horovod.torch", "horovod")
         if how == "gloo":
             super().setup()
@@ -97,7 +97,9 @@ class Horovod(ProcessGroupStrategy):
 
     def teardown(self, failed: bool) -> None:
         super().teardown(failed)
-        if not failed and self.topology.world_size > 1:  # else Horovod's own end at the process's exit tells the others
+        # MPI can't be begun a second time in a process, so it goes on for the next run. After a failure Horovod's own
+        # end, at the process's exit, tells the others.
+        if not failed and self.topology.world_size > 1 and self._how == "gloo":
             self._hvd.shutdown()
 
     def wrap(self, model: nn.Module) -> nn.Module:
