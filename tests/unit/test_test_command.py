@@ -10,7 +10,8 @@ import pytest
 
 from phalanx.cli.main import main
 from phalanx.cli.test import _read
-from phalanx.errors import UsageError
+from phalanx.errors import MissingExtraError, PlanError, UsageError
+from phalanx.schedulers.local import Outcome
 from phalanx.testing import junit, pairing, results
 
 ALL = ("torch_dist", "deepspeed_dist", "horovod_dist", "ray_dist")
@@ -18,15 +19,20 @@ ALL = ("torch_dist", "deepspeed_dist", "horovod_dist", "ray_dist")
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
-    """An empty project, with all engines installed and no Slurm around it."""
+    """An empty project without Slurm around it; a set of the engines that aren't installed, at first none."""
     for name in ("SLURM_JOB_ID", "PHALANX_SITE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "xdg"))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    versions = {"torch": "2", "deepspeed": "0", "horovod": "0", "ray": "2"}
-    monkeypatch.setattr("phalanx.facts.installed", lambda packages: versions)
     monkeypatch.chdir(tmp_path)
-    return versions
+    gone: set[str] = set()
+
+    def check(plan):
+        if gone & {plan.strategy, plan.launcher}:
+            raise MissingExtraError(f"pip install 'phalanx[{plan.strategy}]'")
+
+    monkeypatch.setattr("phalanx.engines.check", check)
+    return gone
 
 
 def said(capsys, *words: str) -> str:
@@ -145,18 +151,45 @@ def test_words_that_cant_be_meant_are_refused(here, capsys, words, reason):
 
 
 def test_an_engine_that_isnt_installed_is_named_with_the_command_that_installs_it(here, capsys):
-    del here["deepspeed"]
+    here.add("deepspeed")
     assert "pip install 'phalanx[deepspeed]'" in said(capsys, "-m", "deepspeed_dist")
 
 
-def test_without_a_marker_engines_that_arent_there_are_left_out_loudly(here, capsys):
-    del here["deepspeed"], here["horovod"], here["ray"]
-    assert main(["test", "--preview"]) == 0
-    shown = capsys.readouterr()
-    assert shown.out.count("#!/bin/bash") == 1
-    assert [line.split(":")[1].strip() for line in shown.err.splitlines() if line.startswith("NOT RUN")] == list(
-        ALL[1:]
-    )
+def test_without_a_marker_engines_that_arent_there_are_left_out_loudly(here, monkeypatch, capsys):
+    here.update({"deepspeed", "horovod", "ray"})
+    seen = []
+    monkeypatch.setattr("phalanx.schedulers.local.launch", lambda plan, loaded: seen.append(plan) or _Stop.now())
+    with pytest.raises(_Stop):
+        main(["test"])
+    assert [plan.launcher for plan in seen] == ["torchrun"]
+    shown = capsys.readouterr().err
+    assert [line.split(":")[1].strip() for line in shown.splitlines() if line.startswith("NOT RUN")] == list(ALL[1:])
+
+
+def test_if_no_engine_is_left_nothing_is_started(here, capsys):
+    here.update({"deepspeed", "horovod"})
+    error = said(capsys, "-m", "deepspeed_dist or horovod_dist")
+    assert "none of the distributed tests can run here" in error
+    assert error.count("NOT RUN: ") == 2
+
+
+def test_a_preview_without_a_marker_shows_the_script_of_each_kind(here, capsys):
+    here.update({"deepspeed", "horovod", "ray"})
+    assert main(["test", "--preview", "-N", "2", "--nproc", "2"]) == 0
+    assert capsys.readouterr().out.count("#!/bin/bash") == 4
+
+
+def test_a_signal_to_the_command_ends_all_launches_and_blames_nobody(here, monkeypatch, capsys):
+    seen = []
+
+    def launch(plan, loaded):
+        seen.append(plan)
+        return Outcome(Path(), 130, ("stopped by SIGINT",), stopped=True)
+
+    monkeypatch.setattr("phalanx.schedulers.local.launch", launch)
+    assert main(["test", "--", "tests/hpc"]) == 130
+    assert len(seen) == 1
+    assert capsys.readouterr().err.splitlines()[-1] == "torch_dist: stopped by SIGINT"
 
 
 def test_options_end_where_pytests_arguments_begin():
@@ -303,7 +336,5 @@ def test_one_junit_file_has_a_suite_for_each_worker(tmp_path):
 
 def test_a_junit_file_that_cant_be_written_is_said(tmp_path):
     write(tmp_path, 0, *GOOD)
-    from phalanx.errors import PlanError
-
     with pytest.raises(PlanError, match="--junit"):
         junit.merge([launch(tmp_path, 1)], tmp_path)

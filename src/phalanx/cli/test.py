@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 
-from .. import cells
+from .. import cells, engines
 from ..errors import MissingExtraError, PlanError, UsageError
-from ..facts import Facts
 from ..plan import LaunchPlan
+from ..planner import make_plan
 from ..resources import Resources
 from ..schedulers import local
 from ..testing import junit, pairing, results
@@ -77,7 +77,7 @@ def main(argv: Sequence[str]) -> int:
 
         launches = submitted(suites, scanned.flags)
     else:
-        launches = [_launch(suite) for suite in suites]
+        launches = _launches(suites)
     return conclude(launches, scanned) if launches else 0
 
 
@@ -156,7 +156,7 @@ def _suite(scanned: Scanned, kind: pairing.Kind, markers: str, in_job: bool) -> 
     alone = Resources(config, facts, not in_job).world_size == 1 and config.nproc_per_node is None
     if alone and _of_its_own(scanned, in_job):  # one process would pass all distributed tests for the wrong reason
         request = request_of(chosen, "test", {**settings, "nproc_per_node": "2"}, f"-m {kind.marker}")
-    _check(kind, request, facts, in_job)
+    _check(kind, request, scanned, in_job)
     return Suite(kind, chosen, request)
 
 
@@ -165,16 +165,27 @@ def _of_its_own(scanned: Scanned, in_job: bool) -> bool:
     return not in_job or bool(scanned.flags & {"submit", "preview"})
 
 
-def _check(kind: pairing.Kind, request: Request, facts: Facts, in_job: bool) -> None:
-    config = request.loaded.config
-    contained = config.runtime not in ("venv", "none", "auto") or (config.runtime == "auto" and config.container.image)
+def _check(kind: pairing.Kind, request: Request, scanned: Scanned, in_job: bool) -> None:
+    """All that is known to fail: the pair, the engine's packages and pytest where this Python runs the workers."""
+    config, facts = request.loaded.config, facts_for(request.loaded)
     processes = Resources(config, facts, not in_job).world_size
-    place = cells.cell("python", "single", "container" if contained else "venv", config.nodes)
+    place = cells.Cell(config.launcher, config.strategy, "venv", cells.NODES[config.nodes > 1])
     pairing.check(kind, config.launcher, config.strategy, place, processes, in_job)
-    own = not contained and not config.venv and not config.python
-    pairing.require(kind, facts.versions if own else None)
-    if own and find_spec("pytest") is None:
+    plan = make_plan(config, facts, request.program, for_slurm=in_job)
+    if scanned.flags & {"preview", "force"}:
+        return
+    engines.check(plan)
+    if plan.runtime == "venv" and plan.python == sys.executable and find_spec("pytest") is None:
         raise MissingExtraError("'pytest' is not installed, which runs the tests: pip install 'phalanx[test]'")
+
+
+def _launches(suites: list[Suite]) -> list[results.Launch]:
+    """One after the other, until all have run or somebody stops the command."""
+    launches: list[results.Launch] = []
+    for suite in suites:
+        if not launches or not launches[-1].stopped:
+            launches.append(_launch(suite))
+    return launches
 
 
 def _launch(suite: Suite) -> results.Launch:
@@ -201,6 +212,7 @@ def launch_of(suite: Suite, plan: LaunchPlan, outcome: local.Outcome) -> results
         code=outcome.code,
         reason=outcome.lines,
         culprit=outcome.culprit,
+        stopped=outcome.stopped,
     )
 
 

@@ -36,12 +36,14 @@ _INHERITED_PREFIXES = ("TORCHELASTIC_", "PET_")  # PET_* are torchrun's own opti
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a launch ended: `code` is the command's exit code; `lines` say who failed, `culprit` is that rank."""
+    """How a launch ended: `code` is the command's exit code; `lines` say who failed, `culprit` is that rank. `stopped`:
+    by a signal to the command."""
 
     run_dir: Path
     code: int = 0
     lines: tuple[str, ...] = ()
     culprit: int | None = None
+    stopped: bool = False
 
 
 def run_now(plan: LaunchPlan, loaded: Loaded) -> int:
@@ -181,7 +183,7 @@ def _conclude(plan: LaunchPlan, run_dir: Path, start: float, ended: process.Ende
     if ended.returncode == 0:
         return Outcome(run_dir)
     if ended.signal is not None:
-        return Outcome(run_dir, 128 + ended.signal, (f"stopped by {verdict.signal_name(ended.signal)}",))
+        return Outcome(run_dir, 128 + ended.signal, (f"stopped by {verdict.signal_name(ended.signal)}",), stopped=True)
     attempt = verdict.Attempt(
         run_dir=run_dir,
         since=start,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from .. import cells
-from ..errors import MissingExtraError, PlanError, UsageError
+from ..errors import PlanError, UsageError
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,6 @@ class Kind:
     `in_job` are the launchers on one machine and in a Slurm job."""
 
     marker: str
-    package: str
     strategies: tuple[str, ...]
     strategy: str
     here: str
@@ -31,10 +30,10 @@ _TORCH = ("auto", "ddp", "fsdp", "single")
 KINDS: Mapping[str, Kind] = {
     kind.marker: kind
     for kind in (
-        Kind("torch_dist", "torch", _TORCH, "auto", "torchrun", "torchrun"),
-        Kind("deepspeed_dist", "deepspeed", ("deepspeed",), "deepspeed", "torchrun", "srun"),
-        Kind("horovod_dist", "horovod", ("horovod",), "horovod", "horovodrun", "mpirun"),
-        Kind("ray_dist", "ray", ("auto", "ddp", "fsdp", "deepspeed"), "auto", "ray", "ray"),
+        Kind("torch_dist", _TORCH, "auto", "torchrun", "torchrun"),
+        Kind("deepspeed_dist", ("deepspeed",), "deepspeed", "torchrun", "srun"),
+        Kind("horovod_dist", ("horovod",), "horovod", "horovodrun", "mpirun"),
+        Kind("ray_dist", ("auto", "ddp", "fsdp", "deepspeed"), "auto", "ray", "ray"),
     )
 }
 
@@ -114,13 +113,4 @@ def check(kind: Kind, launcher: str, strategy: str, place: cells.Cell, processes
         near = wanted if cells.refusal(wanted, processes) is None else cells.nearest(at, processes)
         raise PlanError(
             f"-m {kind.marker} with launcher {launcher}: {reason}. The nearest that works: --launcher {near.launcher}"
-        )
-
-
-def require(kind: Kind, installed: Collection[str] | None) -> None:
-    """Raise MissingExtraError if the engine isn't there; `installed` None: nobody knows."""
-    if installed is not None and kind.package not in installed:
-        raise MissingExtraError(
-            f"{kind.package!r} is not installed, which tests marked {kind.marker} need: "
-            f"pip install 'phalanx[{kind.package}]'"
         )

@@ -90,7 +90,7 @@ def _worker(rank: int, events: Sequence[dict[str, Any]]) -> Worker:
 class Launch:
     """A launch of tests of one `marker`, selected by the expression `markers`, that has ended. `code` is the launch's
     own exit code, and `reason` what it says of its end (a rank that was killed, a time limit); `culprit` is the rank
-    that it blames, if any."""
+    that it blames, if any. `stopped`: by a signal to the command, so that nobody is to blame."""
 
     run_dir: Path
     marker: str
@@ -100,10 +100,13 @@ class Launch:
     code: int
     reason: tuple[str, ...] = ()
     culprit: int | None = None
+    stopped: bool = False
 
     @property
     def exit_code(self) -> int:
         """pytest's where all workers agree; 1 for a failure of some; the launch's own if there are no results."""
+        if self.stopped:
+            return self.code
         codes = {worker.code for worker in self.workers}
         if len(codes) == 1 and None not in codes:
             return codes.pop() or self.code
@@ -121,6 +124,8 @@ def verdict(launch: Launch) -> list[str]:
     """What is said at the end: a line if all went well and alike, else who did not, and the end of their logs."""
     if launch.empty:
         return [f"{launch.marker}: nothing was tested: no test has marker {launch.markers!r}, or none is left of those"]
+    if launch.stopped:
+        return [f"{launch.marker}: {launch.reason[0]}"]
     workers = launch.workers
     seconds = max(worker.seconds for worker in workers)
     alike = workers[0].code is not None and len({(worker.text(), worker.code) for worker in workers}) == 1
