@@ -64,6 +64,12 @@ def _check_horovod(plan: LaunchPlan, folders: list[Path]) -> None:
             f"launcher mpirun with strategy horovod: Horovod in {found} is built without MPI, and each process would "
             "train alone: use --launcher srun or horovodrun, or build it with HOROVOD_WITH_MPI=1"
         )
+    by_mpi = plan.launcher == "mpirun" or (plan.launcher == "srun" and plan.config.mpi not in (None, "none"))
+    if plan.config.horovod.use_adasum and not (by_mpi and "mpi" in built):
+        raise PlanError(
+            f"horovod.use_adasum needs Horovod with MPI, and {plan.launcher} starts it with gloo: use mpirun "
+            "(or srun with mpi set) and a build with HOROVOD_WITH_MPI=1, or use_adasum=false"
+        )
     if plan.launcher == "horovodrun" and "gloo" not in built:
         raise PlanError(
             f"launcher horovodrun: Horovod in {found} is built without gloo: use --launcher mpirun or srun, or build "

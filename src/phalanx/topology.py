@@ -92,6 +92,8 @@ class Topology:
             "MASTER_ADDR": self.master_addr,
             "MASTER_PORT": self.master_port,
         }
+        if "OMPI_COMM_WORLD_LOCAL_RANK" in os.environ:  # an agent's own, if MPI started agents; DeepSpeed compares it
+            values["OMPI_COMM_WORLD_LOCAL_RANK"] = self.local_rank
         return {name: str(value) for name, value in values.items() if value is not None}
 
 

@@ -5,12 +5,17 @@ Each launch makes several checks: the ranks of an engine take seconds to import 
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
+import phalanx
+from phalanx.errors import PhalanxError
 from tests.dist.engines import environ_for, needs
 from tests.dist.harness import run_ranks
 from tests.dist.test_api import exported
@@ -80,3 +85,106 @@ def load_interrupted(strategy: str) -> dict[str, Any]:
 
     os.environ["PHALANX_RUN_ROOT"] = "interrupted"
     return load_only(strategy)
+
+
+def averaged(settings: dict[str, Any]) -> tuple[list[float], str]:
+    """One SGD step at rate 1 from zero on a loss whose gradient is the rank's own row."""
+    rows = torch.tensor([[1.0, 2.0, 0.5], [-0.5, 1.0, 1 / 3]])
+    try:
+        with phalanx.init(progress=False, **settings) as run:
+            model = nn.Linear(3, 1, bias=False)
+            nn.init.zeros_(model.weight)
+            optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+            model, optimizer, loader = run.prepare(model, optimizer, DataLoader(TensorDataset(rows), batch_size=1))
+            for (x,) in run.steps(loader):
+                run.backward(model(x).sum())
+                optimizer.step()
+            return run.unwrap(model).weight.flatten().tolist(), ""
+    except PhalanxError as error:
+        return [], str(error)
+
+
+def all_averages() -> list[tuple[list[float], str]]:
+    cases = ({}, {"fp16_allreduce": True}, {"gradient_predivide_factor": 2.0}, {"use_adasum": True})
+    return [averaged({"horovod": case}) for case in cases]
+
+
+@pytest.mark.parametrize("strategy", [pytest.param("horovod", marks=needs("horovod"))])
+def test_horovods_ways_to_average(tmp_path: Path, strategy: str) -> None:
+    mean = [-0.25, -1.5, -(0.5 + 1 / 3) / 2]
+    for rank in run_ranks(all_averages, 2, folder=tmp_path, env=environ_for(strategy, 2)):
+        plain, half, divided, adasum = rank
+        assert plain[0] == pytest.approx(mean, rel=1e-6)
+        assert divided[0] == pytest.approx(mean, rel=1e-6)
+        assert half[0] == pytest.approx(mean, rel=1e-3)
+        assert half[0][2] != plain[0][2]  # 1/3 is no number of fp16
+        assert "use_adasum needs Horovod with MPI" in adasum[1]
+
+
+def with_optimizer(kind: str, stage: int, settings: dict[str, Any]) -> str:
+    """What prepare says to an optimizer."""
+    import importlib
+
+    module, _, name = kind.rpartition(".")
+    try:
+        with phalanx.init(progress=False, deepspeed={"zero_stage": stage, **settings}) as run:
+            model = nn.Linear(2, 2)
+            optimizer = getattr(importlib.import_module(module), name)(model.parameters(), lr=0.1)
+            run.prepare(model, optimizer)
+    except PhalanxError as error:
+        return str(error)
+    return ""
+
+
+def second_pair() -> str:
+    try:
+        with phalanx.init(progress=False) as run:
+            pairs = [(model, torch.optim.SGD(model.parameters())) for model in (nn.Linear(1, 1), nn.Linear(1, 1))]
+            run.prepare(*pairs[0], *pairs[1])
+    except PhalanxError as error:
+        return str(error)
+    return ""
+
+
+def refusals(folder: str) -> dict[str, str]:
+    Path(folder, "ds.json").write_text(json.dumps({"zero_allow_untested_optimizer": True}))
+    Path(folder, "clip.json").write_text(json.dumps({"gradient_clipping": 1.0}))
+    return {
+        "LBFGS": with_optimizer("torch.optim.LBFGS", 0, {}),
+        "Adagrad": with_optimizer("torch.optim.Adagrad", 1, {}),
+        "Adafactor": with_optimizer("torch.optim.Adafactor", 2, {}),
+        "Adafactor-0": with_optimizer("torch.optim.Adafactor", 0, {}),
+        "Adafactor-trusted": with_optimizer("torch.optim.Adafactor", 1, {"config": f"{folder}/ds.json"}),
+        "RMSprop": with_optimizer("torch.optim.RMSprop", 3, {}),
+        "two": second_pair(),
+        "clipping": with_optimizer("torch.optim.SGD", 1, {"config": f"{folder}/clip.json"}),
+    }
+
+
+@pytest.mark.parametrize("strategy", [pytest.param("deepspeed", marks=needs("deepspeed"))])
+def test_optimizers_that_zero_would_change_are_refused(tmp_path: Path, strategy: str) -> None:
+    (said,) = run_ranks(refusals, 1, str(tmp_path), folder=tmp_path, env=environ_for(strategy, 1))
+    fine = {"Adafactor-0", "Adafactor-trusted", "RMSprop"}
+    assert {name for name, text in said.items() if not text} == fine
+    assert "no closure, which LBFGS needs" in said["LBFGS"]
+    for name in ("Adagrad", "Adafactor"):
+        assert f"would give {name} flat pieces" in said[name]
+        assert "deepspeed.zero_stage=0" in said[name]
+    assert "one model with one optimizer" in said["two"]
+    assert "gradient_clipping" in said["clipping"]
+
+
+def offloaded() -> dict[str, Any]:
+    return token_weights("deepspeed", 2, "fp32")
+
+
+@pytest.mark.parametrize("stage", [pytest.param(stage, marks=needs("deepspeed")) for stage in (2, 3)])
+def test_offload_to_the_cpu_trains_the_same(tmp_path: Path, stage: int) -> None:
+    (alone,) = run_ranks(token_weights, 1, "single", 2, "fp32", folder=tmp_path)
+    env = environ_for(f"deepspeed-{stage}", 2)
+    ranks = run_ranks(
+        offloaded, 2, folder=tmp_path, env=lambda rank: {**env(rank), "PHALANX_DEEPSPEED__OFFLOAD": "cpu"}
+    )
+    for rank in ranks:
+        torch.testing.assert_close(rank["weights"], alone["weights"], rtol=1e-5, atol=1e-6)
+        assert rank["norm"] == pytest.approx(alone["norm"], rel=1e-4)

@@ -135,7 +135,8 @@ class User:
         return done.stdout.splitlines()[-1]
 
     def run_dir(self, name: str) -> Path:
-        (found,) = (path for path in (self.work / "runs" / name).iterdir())
+        """That of the launch; a script that begins a second run has made others beside it."""
+        (found,) = (path for path in (self.work / "runs" / name).iterdir() if (path / "jobs").is_dir())
         return found
 
     def output(self, name: str) -> str:

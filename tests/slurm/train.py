@@ -1,6 +1,7 @@
 """Full-batch gradient descent on a linear model, whose weights after k steps have a closed form.
 
-Writes facts/<rank>.json (who this rank is, what it sees) and, on rank 0, weights.json.
+Writes facts/<rank>.json (who this rank is, what it sees) and, on rank 0, weights.json; with `--strategies=a,b` one
+run after the other in the same launch, and weights-a.json, weights-b.json.
 """
 
 import json
@@ -32,14 +33,17 @@ def closed_form(steps: int) -> torch.Tensor:
     return weights
 
 
-def main(steps: int, pause: float, every: int) -> None:
-    with phalanx.init(checkpoint={"every_steps": every} if every else {}) as run:
+def main(steps: int, pause: float, every: int, strategy: str | None = None, folder: Path | None = None) -> Path:
+    """The run directory; `folder` is that of the launch's first run."""
+    chosen = {"strategy": strategy} if strategy else {}
+    with phalanx.init(checkpoint={"every_steps": every} if every else {}, **chosen) as run:
         model = nn.Linear(FEATURES, 1, bias=False)
         nn.init.zeros_(model.weight)
         optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
         loader = DataLoader(TensorDataset(*data()), batch_size=SAMPLES // run.topology.world_size)
         model, optimizer, loader = run.prepare(model, optimizer, loader)
-        facts(run)
+        if folder is None:
+            facts(run)
         for _ in run.epochs(steps):
             for x, y in run.steps(loader):
                 run.backward(nn.functional.mse_loss(model(x), y))
@@ -49,7 +53,9 @@ def main(steps: int, pause: float, every: int) -> None:
         weights = run.state_dict(model)
         if run.is_main:
             final = {name: value.flatten().tolist() for name, value in weights.items()}
-            (run.run_dir / "weights.json").write_text(json.dumps(final))
+            name = f"weights-{strategy}.json" if strategy else "weights.json"
+            ((folder or run.run_dir) / name).write_text(json.dumps(final))
+        return folder or run.run_dir
 
 
 def facts(run: "phalanx.Run") -> None:
@@ -70,4 +76,8 @@ def facts(run: "phalanx.Run") -> None:
 if __name__ == "__main__":
     words = [word for word in sys.argv[1:] if word.startswith("--") and "=" in word]
     options = dict(word[2:].split("=", 1) for word in words)
-    main(int(options.get("steps", "5")), float(options.get("pause", "0")), int(options.get("every", "0")))
+    first = None
+    for one in options["strategies"].split(",") if "strategies" in options else (None,):
+        first = main(
+            int(options.get("steps", "5")), float(options.get("pause", "0")), int(options.get("every", "0")), one, first
+        )

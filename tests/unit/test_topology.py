@@ -581,3 +581,14 @@ def test_agents_that_are_slurms_tasks_tell_their_ranks_place(rank, local, agent)
     step = {"SLURM_PROCID": str(agent), "SLURM_LOCALID": "0", "SLURM_NTASKS": "2", "SLURM_STEP_ID": "0"}
     found = Topology.from_environ({**ranks, **step, "TORCHELASTIC_RUN_ID": "7", "MASTER_PORT": "20000"})
     assert (found.rank, found.local_world_size, found.node_rank, found.num_nodes) == (rank, 2, agent, 2)
+
+
+def test_an_agents_own_place_from_mpi_gives_way_to_the_ranks(monkeypatch):
+    """torchrun under mpirun passes on its own OMPI_COMM_WORLD_LOCAL_RANK, which DeepSpeed compares with LOCAL_RANK."""
+    agent = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}
+    ranks = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "x"}
+    for name, text in (agent | ranks).items():
+        monkeypatch.setenv(name, text)
+    assert Topology.from_environ(agent | ranks).environ()["OMPI_COMM_WORLD_LOCAL_RANK"] == "1"
+    monkeypatch.delenv("OMPI_COMM_WORLD_LOCAL_RANK")
+    assert "OMPI_COMM_WORLD_LOCAL_RANK" not in Topology.from_environ(ranks).environ()

@@ -35,6 +35,8 @@ _MPICH = re.compile(
 _MPI_WORDS = re.compile(
     r"^(mpirun|mpiexec|prterun|\[mpiexec@|= +BAD TERMINATION|Primary job)|MPI_A(BORT|bort)", re.MULTILINE
 )
+_HOROVODRUN = re.compile(r"^Process name: (?P<rank>\d+)\nExit code: (?P<status>\d+)", re.MULTILINE)
+_DEEPSPEED = re.compile(r"\[launch\.py:\d+:sigkill_handler\] .* exits with return code = (?P<code>-?\d+)")
 _RAY = re.compile(  # the agents' words, see ray_launch/ranks.py
     r"^ray: rank (?P<rank>\d+) on (?P<host>\S+) "
     r"(?:ended with exit code (?P<code>\d+)|was killed by signal (?P<signal>\d+))",
@@ -87,6 +89,10 @@ def deaths(text: str, launcher: str | None) -> list[Death]:
 def _reported(text: str, launcher: str | None) -> list[Death]:
     if launcher == "ray" or (launcher is None and _RAY.search(text)):
         return list(_by_ray(text))
+    if launcher == "horovodrun" or (launcher is None and _HOROVODRUN.search(text)):
+        return list(_by_horovodrun(text))
+    if launcher == "deepspeed" or (launcher is None and _DEEPSPEED.search(text)):
+        return [Death(None, None, int(hit["code"]), hit.start()) for hit in _DEEPSPEED.finditer(text)]
     if launcher not in ("python", "srun", "mpirun", None):
         return _by_torchrun(text)
     if launcher is None and _TORCHRUN in text:
@@ -131,6 +137,13 @@ def _by_torchrun(text: str) -> list[Death]:
             found = [Death(int(hit["rank"]), hit["host"], int(hit["code"]), report.start()) for hit in hits]
             last[hits[0]["host"]] = (hits[0]["time"], found)
     return [death for _, found in sorted(last.values(), key=lambda entry: entry[0]) for death in found]
+
+
+def _by_horovodrun(text: str) -> Iterator[Death]:
+    """It names the first that ended badly; a status above 128 is a signal's."""
+    for hit in _HOROVODRUN.finditer(text):
+        status = int(hit["status"])
+        yield Death(int(hit["rank"]), "localhost", 128 - status if status > 128 else status, hit.start())
 
 
 def _by_ray(text: str) -> Iterator[Death]:

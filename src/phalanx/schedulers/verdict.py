@@ -18,6 +18,7 @@ _OWN_DEATHS = tuple(
 )
 _PORT_TAKEN = re.compile(r"port: (\d+)[^\n]*EADDRINUSE")  # torch's store
 _BROKEN = re.compile(r"gloo|nccl|connection (reset|closed|refused)|broken pipe|socket", re.IGNORECASE)
+_SIGNALS = 256 - 64  # exit codes from here on are a negative number's, a signal's
 _FEW = 4096  # ranks whose error files can be looked at one by one
 _DIRECT = ("python", "srun", "mpirun", None)  # these start the ranks themselves; others start agents
 
@@ -93,6 +94,8 @@ def find(
         died = [death for death in died if death.position < ended.position]
         if written is not None and _is_effect(written, ended):
             written = None
+    elif launcher == "deepspeed" and not died and returncode > _SIGNALS:  # its words went to stdout
+        died = [Death(None, host, returncode - 256, 0)]
     elif launcher == "python" and not died:
         return written or _died(Death(0, host, returncode, 0), host)
     chosen = _choose(run_dir, since, host, written, died)
