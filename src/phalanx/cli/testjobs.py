@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,8 +27,12 @@ def submitted(suites: list[Suite], flags: frozenset[str]) -> list[results.Launch
         print(job_id, flush=True)
     if "wait" not in flags or not ids:
         return []
-    for job_id, job in zip(ids, planned, strict=True):
-        logs.main([job_id, "--follow", f"--run-root={_root(job)}"])
+    try:
+        for job_id, job in zip(ids, planned, strict=True):
+            logs.main([job_id, "--follow", f"--run-root={_root(job)}"])
+    except KeyboardInterrupt:
+        print(f"\nno longer waiting; the jobs go on: {' '.join(ids)}", file=sys.stderr)
+        raise
     return [_ended(suite, job, job_id) for suite, job, job_id in zip(suites, planned, ids, strict=True)]
 
 
