@@ -176,8 +176,10 @@ class Results:
     """The table's lines by strategy, world size and variant, each with the ranks' results. The lines of one engine and
     world size are run together, when the first of them is asked for."""
 
-    def __init__(self, folders: pytest.TempPathFactory) -> None:
-        self._folders = folders
+    def __init__(
+        self, folders: pytest.TempPathFactory, lines: list[tuple[str, int]], variants: list[Variant], cuda: bool = False
+    ) -> None:
+        self._folders, self._lines, self._variants, self._cuda = folders, lines, variants, cuda
         self._found: dict[tuple[str, int, str], list[dict[str, object]]] = {}
 
     def __getitem__(self, key: tuple[str, int, str]) -> list[dict[str, object]]:
@@ -186,17 +188,18 @@ class Results:
         return self._found[key]
 
     def _run(self, engine: str, world_size: int) -> None:
-        names = [name for name, size in STRATEGIES if size == world_size and engine_of(name) == engine]
-        lines = [(name, variant) for name in names for variant in VARIANTS]
+        names = [name for name, size in self._lines if size == world_size and engine_of(name) == engine]
+        cases = [(name, variant) for name in names for variant in self._variants]
         env = environ_for(engine, world_size) if engine == "horovod" else None
-        ranks = run_ranks(many, world_size, lines, folder=self._folders.mktemp("parity"), timeout=280, env=env)
-        for at, (name, variant) in enumerate(lines):
+        folder = self._folders.mktemp("parity")
+        ranks = run_ranks(many, world_size, cases, folder=folder, timeout=280, env=env, cuda=self._cuda)
+        for at, (name, variant) in enumerate(cases):
             self._found[name, world_size, variant.id] = [rank[at] for rank in ranks]
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    return Results(tmp_path_factory)
+    return Results(tmp_path_factory, STRATEGIES, VARIANTS)
 
 
 def global_batches(ranks: list[dict[str, object]]) -> list[list[int]]:

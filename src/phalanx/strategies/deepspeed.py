@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..deepspeed_config import engine_config
-from ..errors import UsageError
+from ..errors import PlanError, UsageError
 from ..registry import require
 from .process_group import ProcessGroupStrategy, broadcast_state
 
@@ -30,7 +30,8 @@ class Deepspeed(ProcessGroupStrategy):
     name = "deepspeed"
 
     def setup(self) -> None:
-        engine_config(self.config)  # what is wrong there is said before any rank waits for another
+        config = engine_config(self.config)  # what is wrong there is said before any rank waits for another
+        self._check_weights(config)
         self.whole_parameters = self.config.deepspeed.zero_stage == 0  # type: ignore[misc]
         os.environ.setdefault("DS_ACCELERATOR", "cuda" if self.device.type == "cuda" else "cpu")
         self._deepspeed = require("deepspeed", "deepspeed")
@@ -80,6 +81,15 @@ class Deepspeed(ProcessGroupStrategy):
             self._engine.enable_backward_allreduce = False  # `settle` does it, before clipping
         engine: nn.Module = self._engine
         return engine
+
+    def _check_weights(self, config: dict[str, Any]) -> None:
+        """16-bit weights have fp32 masters that can be saved and loaded only where ZeRO keeps them."""
+        kind = next((kind for kind in ("fp16", "bf16") if (config.get(kind) or {}).get("enabled") is True), None)
+        if kind and self.config.deepspeed.zero_stage == 0:
+            raise PlanError(
+                f"DeepSpeed's {kind} engine at deepspeed.zero_stage=0 keeps its fp32 weights where no checkpoint gets: "
+                "use zero_stage 1 to 3, or precision=bf16 without it"
+            )
 
     def _check_optimizer(self, optimizer: Optimizer, config: dict[str, Any]) -> None:
         kind, stage = type(optimizer).__name__, self.config.deepspeed.zero_stage
