@@ -51,6 +51,8 @@ def main(arguments: list[str]) -> int:
         signal.signal(number, _stop)
     agent = None
     try:
+        if not sys.platform.startswith("linux"):
+            raise PlanError(f"launcher ray needs Linux, and this is {sys.platform}: use --launcher torchrun")
         if find_spec("ray") is None:
             raise MissingExtraError("launcher ray needs ray, not installed here: pip install 'phalanx[ray]'")
         agent = Agent(options, os.environ)
