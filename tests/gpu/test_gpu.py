@@ -37,6 +37,7 @@ def needs(gpus: int) -> None:
 STRATEGIES = [
     *(("single", 1), ("ddp", 1), ("fsdp", 1), ("ddp", 2), ("fsdp", 2), ("ddp", 4), ("fsdp", 4)),
     *((f"deepspeed-{stage}", size) for stage in range(4) for size in (1, 2)),
+    ("horovod", 2),
 ]
 LINES = [pytest.param(*line, marks=engines.needs(line[0])) for line in STRATEGIES]
 LOW = [
