@@ -175,7 +175,7 @@ def test_if_no_engine_is_left_nothing_is_started(here, capsys):
 
 def test_a_preview_without_a_marker_shows_the_script_of_each_kind(here, capsys):
     here.update({"deepspeed", "horovod", "ray"})
-    assert main(["test", "--preview", "-N", "2", "--nproc", "2"]) == 0
+    assert main(["test", "--preview", "-N", "2", "--nproc", "2", "--no-submit-job"]) == 0
     assert capsys.readouterr().out.count("#!/bin/bash") == 4
 
 
@@ -294,6 +294,15 @@ def test_a_test_that_hung_is_named_with_its_limit(tmp_path):
     found = launch(tmp_path, 2, 1)
     assert found.exit_code == 1
     assert "all workers: t.py::d took more than 7 s" in "\n".join(results.verdict(found))
+
+
+def test_a_worker_that_failed_comes_before_those_that_waited_for_it(tmp_path):
+    for rank in range(2):
+        write(tmp_path, rank, *GOOD, code=None, during="t.py::d", hung=7)
+    write(tmp_path, 2, *GOOD, ("t.py::d", "failed"), code=None)
+    lines = [line for line in results.verdict(launch(tmp_path, 3, 1)) if line.startswith("rank ")]
+    assert lines[0] == "rank 2 on node2: 1 failed: t.py::d"
+    assert len(lines) == 3
 
 
 @pytest.mark.parametrize(

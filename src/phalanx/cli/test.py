@@ -149,7 +149,10 @@ def _suite(scanned: Scanned, kind: pairing.Kind, markers: str, in_job: bool) -> 
     settings = {"mode": "single", "launcher": launcher}
     settings |= {"strategy": strategy} if strategy != "auto" else {}  # tests may then choose, each its own
     settings |= {} if config.name or config.job_name else {"name": f"test-{kind.marker}"}
-    settings |= {"save_script": "false", "submit_job": "false"} if "preview" in scanned.flags else {}
+    if "preview" in scanned.flags:
+        settings["submit_job"] = "false"
+    if "preview" in scanned.flags or config.submit_job:  # the run directory keeps the script
+        settings["save_script"] = "false"
     chosen = replace(plain, args=(launcher, *plain.args[1:]))
     request = request_of(chosen, "test", settings, f"-m {kind.marker}")
     facts = facts_for(request.loaded)

@@ -97,6 +97,7 @@ class RankPlugin:
         self.bad: list[str] = []
         self.counts: Counter[str] = Counter()
         self._outcome, self._said, self._duration = "passed", "", 0.0
+        self.alone = False  # whether the others go on without this rank, so that nothing will come from them
         self._timer: threading.Timer | None = None
         self._thread = threading.get_ident()
 
@@ -142,6 +143,7 @@ class RankPlugin:
             other = sorted(set(theirs) ^ set(mine))[:3]
             what = f"first of those that differ: {', '.join(other)}" if other else "the same, in another order"
             self._end("collection", "error", f"rank 0 collected other tests ({what})", 0.0)
+            self.alone = True
             pytest.exit(f"rank 0 collected other tests than rank {self.journal.rank}: {what}", returncode=1)
 
     def _of_rank_0(self) -> list[str] | None:
@@ -170,6 +172,7 @@ class RankPlugin:
             return
         behind = self.journal.behind("done", sum(self.counts.values()), self.grace)
         if behind:
+            self.alone = True
             ranks = ", ".join(map(str, behind[:8]))
             pytest.exit(f"{nodeid} failed, and {self.grace:g} s later it goes on in ranks {ranks}", returncode=1)
 
@@ -251,7 +254,8 @@ def main(launcher: str, markers: str, seconds: float, own: list[str]) -> None:
     text = _report(plugin, markers, code) if code else ""
     journal.write("end", code=code, said=text)
     if code:
-        journal.behind("end", 1, LAST)
+        if not plugin.alone:
+            journal.behind("end", 1, LAST)
         raise TestsFailed(text, code)
 
 

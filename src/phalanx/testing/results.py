@@ -158,6 +158,7 @@ def _state(worker: Worker) -> str:
 def _failures(launch: Launch) -> list[str]:
     """The workers to blame; those that were only ended with the others are none, if somebody else is."""
     blamed = [worker for worker in launch.workers if worker.failed or worker.hung or worker.code]
+    blamed.sort(key=lambda worker: not worker.failed)  # others may only have waited for those
     named = [worker for worker in launch.workers if worker.rank == launch.culprit and worker not in blamed]
     blamed = named + blamed
     if not blamed:
@@ -178,7 +179,7 @@ def _why(worker: Worker, launch: Launch) -> str:
         more = f" and {len(worker.failed) - 3} more" if len(worker.failed) > 3 else ""
         return f"{bad}: {', '.join(worker.failed[:3])}{more}"
     if worker.hung is not None:
-        return f"{worker.during} took more than {worker.hung:g} s: where it was is in its log"
+        return f"{worker.during} took more than {worker.hung:g} s: its log says where"
     if worker.code is None:
         where = f" in {worker.during}" if worker.during else ""
         return f"died{where}" + (f" ({launch.reason[0]})" if launch.reason else "")
