@@ -7,6 +7,7 @@ import pytest
 from phalanx.errors import PlanError, SchedulerError
 from phalanx.schedulers.slurm import client, states
 from phalanx.schedulers.slurm.client import Partition
+from phalanx.schedulers.slurm.wait import wait_for
 from tests.unit.slurm_programs import Programs
 
 DOWN = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n"
@@ -259,3 +260,24 @@ def test_cancelling_what_has_ended_is_no_error_and_what_is_not_ours_is(slurm):
     slurm.answer("scancel", err="scancel: error: Kill job error on job id 9: Access/permission denied\n", code=1)
     with pytest.raises(SchedulerError, match=r"job id 9: Access/permission denied"):
         client.cancel(["9"])
+
+
+def test_a_job_that_slurm_forgets_while_others_run_has_ended_as_was_seen(monkeypatch, capsys):
+    """Slurm keeps an ended job for MinJobAge, five minutes by default; without accounting nobody else knows of it."""
+
+    def looks(first: str) -> list[dict[str, list[states.JobState]]]:
+        def at(job: str, state: str) -> states.JobState:
+            return states.JobState(job, job, state, exit_code=7 if state == "FAILED" else 0)
+
+        both = {"5": [at("5", first)], "6": [at("6", "RUNNING")]}
+        return [both, {"6": [at("6", "RUNNING")]}, {"6": [at("6", "COMPLETED")]}]
+
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    for first, code, words in (("COMPLETED", 0, ""), ("FAILED", 7, "job 5 ended as FAILED\n")):
+        answers = iter(looks(first))
+        monkeypatch.setattr(states, "ask", lambda *_, answers=answers: next(answers))
+        assert wait_for(["5", "6"]) == code
+        assert capsys.readouterr().err == words
+    monkeypatch.setattr(states, "ask", lambda *_: {})
+    assert wait_for(["5"]) == 1
+    assert "forgotten" in capsys.readouterr().err

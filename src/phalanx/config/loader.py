@@ -170,10 +170,10 @@ def _overridden(
     for path, leaf in leaves(script):
         winner = find(merged, path)
         mine, theirs = _get(wanted, path), _get(config, path)
-        if mine == theirs or not isinstance(winner, Leaf):
-            continue
         key = ".".join(path)
-        if key == "strategy" and mine != "auto":
+        if mine == theirs or not isinstance(winner, Leaf) or (key == "strategy" and mine == "auto"):
+            continue  # auto leaves the choice to the launch
+        if key == "strategy":
             problems.append(
                 f"strategy={mine!r} of {leaf.origin} contradicts strategy={theirs!r} ({winner.origin}): "
                 "give the strategy in one place, or the same one in both"

@@ -31,12 +31,14 @@ def wait_for(ids: Sequence[str], sacct: str = "auto") -> int:
 
 
 def _ended(ids: Sequence[str], sacct: str) -> list[JobState]:
-    """Looks at all in one call, at first often, then seldom."""
-    pause = _SHORTEST
+    """Looks at all in one call, at first often, then seldom. Slurm forgets a job some minutes after its end, while
+    others may still run."""
+    pause, seen = _SHORTEST, dict[str, JobState]()
     while True:
-        found = [state for tasks in states.ask(ids, sacct).values() for state in tasks]
-        if all(state.finished for state in found):
-            return found
+        found = {state.job_id: state for tasks in states.ask(ids, sacct).values() for state in tasks}
+        seen = {name: state for name, state in seen.items() if state.finished} | found
+        if all(state.finished for state in found.values()):
+            return list(seen.values())
         time.sleep(pause)
         pause = min(_LONGEST, pause * 1.1)
 
