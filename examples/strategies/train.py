@@ -65,8 +65,8 @@ def main():
             run.print(f"epoch {epoch}: test accuracy {right:.2f}")
 
         final, total = accuracy(run, model, test), checksum(run, model)  # calls that all processes make
-    place = run.topology
-    run.print(f"strategy {args.strategy}, launcher {place.source}, {run.world_size} ranks, {place.num_nodes} nodes")
+    strategy, place = run.config.strategy, run.topology
+    run.print(f"strategy {strategy}, launcher {place.source}, {run.world_size} ranks, {place.num_nodes} nodes")
     run.print(f"checksum of the weights {total:.5g}")
     run.print(f"test accuracy {final:.2f}")
 
