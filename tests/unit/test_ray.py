@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -392,6 +393,19 @@ def test_nodes_that_have_not_joined_are_named() -> None:
     there = [{"CPU": 2.0, "phalanx_node_0": 1.0}, {"CPU": 2.0, "phalanx_node_2": 1.0}]
     assert driver.absent(["a", "b", "c"], there) == ["b"]
     assert driver.absent(["a"], there) == []
+
+
+def test_the_driver_waits_for_all_nodes_and_no_longer_than_it_was_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    order = driver.Order("a:1", ["lab07", "lab08"], 1, ["s.py"], "/r/logs/ray-node0.log", "/s", 1.0, 9)
+    joined = [{"Alive": True, "Resources": {"CPU": 2.0, f"phalanx_node_{index}": 1.0}} for index in range(2)]
+    gone = {**joined[1], "Alive": False}
+    answers = [joined[:1], [joined[0], gone], joined]
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(nodes=lambda: answers.pop(0)))
+    assert len(driver._wait_for_nodes(order, time.monotonic() + 20)) == 2
+    answers += [[joined[0], gone]] * 2
+    said = r"lab08 did not join the Ray head on lab07 within 9 s: see .* /r/logs; more time: ray\.start_timeout"
+    with pytest.raises(PlanError, match=said):
+        driver._wait_for_nodes(order, time.monotonic() - 1)
 
 
 @pytest.mark.parametrize(
