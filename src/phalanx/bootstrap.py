@@ -26,13 +26,15 @@ UNFINISHED = "phalanx-env.unfinished"  # lies in an environment until it is whol
 PIN = "phalanx-torch.txt"  # constraint that keeps the torch that was chosen
 TORCH = "torch>=2.7"
 # Horovod is built against the installed torch, so pip must give it no environment of its own; its build needs these.
-HOROVOD_NEEDS = ("setuptools<81", "wheel", "packaging", "cmake<4", "cloudpickle", "psutil", "pyyaml")
+HOROVOD_NEEDS = ("setuptools<81", "wheel", "packaging", "cmake<4", "cloudpickle", "psutil", "pyyaml", "cffi")
 HOROVOD_VARIABLES = {"HOROVOD_WITH_PYTORCH": "1", "HOROVOD_WITHOUT_TENSORFLOW": "1", "HOROVOD_WITHOUT_MXNET": "1"}
 # torch's headers need C++17 and Horovod's build says C++14, which no compiler flag overrides: CMake's own table does.
+# And newer compilers' headers don't include each other as those of its time did.
 HOROVOD_TOOLCHAIN = """\
 set(CMAKE_PROJECT_INCLUDE "${CMAKE_CURRENT_LIST_FILE}")
 set(CMAKE_CXX11_STANDARD_COMPILE_OPTION "-std=c++17")
 set(CMAKE_CXX14_STANDARD_COMPILE_OPTION "-std=c++17")
+set(CMAKE_CXX_FLAGS_INIT "-include string -include cstdint -include stdexcept -include memory -include functional")
 """
 TOOLCHAIN = "phalanx-horovod.cmake"  # the same as a file of the environment
 # Where modules say that CUDA and NCCL are.

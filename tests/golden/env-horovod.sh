@@ -73,13 +73,14 @@ cat >"$venv/phalanx-horovod.cmake" <<'END'
 set(CMAKE_PROJECT_INCLUDE "${CMAKE_CURRENT_LIST_FILE}")
 set(CMAKE_CXX11_STANDARD_COMPILE_OPTION "-std=c++17")
 set(CMAKE_CXX14_STANDARD_COMPILE_OPTION "-std=c++17")
+set(CMAKE_CXX_FLAGS_INIT "-include string -include cstdint -include stdexcept -include memory -include functional")
 END
 export CMAKE_TOOLCHAIN_FILE="${CMAKE_TOOLCHAIN_FILE:-$venv/phalanx-horovod.cmake}"
 python -m pip install --no-cache-dir --upgrade pip
 python -m pip install --no-cache-dir 'torch>=2.7'
 python -c 'from importlib.metadata import version; print("torch==" + version("torch"))' >"$venv/phalanx-torch.txt"
 python -m pip install --no-cache-dir '/home/me/phalanx[torch,demo]' --constraint /home/me/project/envs/gpu/phalanx-torch.txt
-python -m pip install --no-cache-dir 'setuptools<81' wheel packaging 'cmake<4' cloudpickle psutil pyyaml --constraint /home/me/project/envs/gpu/phalanx-torch.txt
+python -m pip install --no-cache-dir 'setuptools<81' wheel packaging 'cmake<4' cloudpickle psutil pyyaml cffi --constraint /home/me/project/envs/gpu/phalanx-torch.txt
 python -m pip install --no-cache-dir --no-build-isolation horovod --constraint /home/me/project/envs/gpu/phalanx-torch.txt
 horovodrun --check-build
 python -m phalanx.bootstrap --finish --gpu /home/me/project/envs/gpu --loaded Stages/2024:CUDA/12.1:OpenMPI/4.1

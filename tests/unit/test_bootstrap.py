@@ -220,7 +220,7 @@ def test_torch_comes_before_phalanx_and_horovod_last():
         ["--upgrade", "pip"],
         ["torch>=2.7"],
         ["/src/phalanx[torch,demo]", *pin],
-        ["setuptools<81", "wheel", "packaging", "cmake<4", "cloudpickle", "psutil", "pyyaml", *pin],
+        ["setuptools<81", "wheel", "packaging", "cmake<4", "cloudpickle", "psutil", "pyyaml", "cffi", *pin],
         ["--no-build-isolation", "horovod>=0.28", *pin],
         ["wandb", *pin],
     ]
