@@ -39,6 +39,25 @@ def test_nodes_cpus_and_gpus_are_the_allocations(slurm):
     assert (config.nodes, config.cpus_per_task, config.gpus_per_node) == (2, 4, 2)
 
 
+@pytest.mark.parametrize(
+    ("said", "per_node"),
+    [
+        ({"TresPerNode": "gres:gpu:2"}, 2),  # salloc -N 2 --gpus-per-node 2, and --gres gpu:2, of Slurm 22.05
+        ({"TresPerNode": "gres/gpu:a100:4"}, 4),  # newer ones
+        ({"TresPerNode": "gres:nvme:1,gres:gpu:a100:4"}, 4),
+        ({"TresPerJob": "gres:gpu:6"}, 3),  # salloc -N 2 --gpus 6
+        ({"TresPerTask": "gres:gpu:1", "NumTasks": "8"}, 4),
+        ({"TresPerTask": "cpu=4,gres/gpu=1", "NumTasks": "8"}, 4),
+        ({"TresPerNode": "gres:nvme:1"}, None),
+        ({}, None),
+    ],
+)
+def test_gpus_are_known_where_slurm_does_not_count_them(slurm, said, per_node):
+    """Unless AccountingStorageTRES names gres/gpu, as it doesn't by default, TRES has none."""
+    slurm.update(said, TRES="cpu=8,mem=8000M,node=2,billing=8")
+    assert filled().gpus_per_node == per_node
+
+
 def test_tasks_that_were_asked_for_divide_the_cpus(slurm):
     config = filled(environ={"SLURM_JOB_ID": "17", "SLURM_NTASKS_PER_NODE": "2"})
     assert (config.ntasks_per_node, config.cpus_per_task) == (2, 2)

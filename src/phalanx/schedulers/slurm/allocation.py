@@ -15,6 +15,7 @@ from ...errors import PlanError
 from ...hostlist import expand_hostlist
 from ...plan import Allocation
 from ...ports import job_ports
+from ...resources import gres_gpus
 from ...topology import with_suffix
 from . import client
 from .states import JobState
@@ -56,13 +57,22 @@ def find(job_id: str, environ: Mapping[str, str]) -> Share:
     hosts = tuple(expand_hostlist(said["NodeList"]))
     inside = environ.get("SLURM_JOB_ID") == job_id
     cpus = int(re.match(r"\d+", said.get("NumCPUs", "1"))[0])  # type: ignore[index]
-    gpus = _GPUS.findall(said.get("AllocTRES") or said.get("TRES", ""))
     return Share(
         Allocation(job_id, hosts, inside),
         cpus_per_node=max(1, cpus // len(hosts)),
-        gpus_per_node=int(gpus[-1]) // len(hosts) if gpus else None,
+        gpus_per_node=_gpus(said, len(hosts)),
         tasks_per_node=_number(environ.get("SLURM_NTASKS_PER_NODE")) if inside else None,
     )
+
+
+def _gpus(said: Mapping[str, str], nodes: int) -> int | None:
+    """GPUs of a node: as Slurm counts them, where it was told to (AccountingStorageTRES), else as they were asked for."""
+    counted = _GPUS.findall(said.get("AllocTRES") or said.get("TRES", ""))
+    if counted:
+        return int(counted[-1]) // nodes
+    shares = {"TresPerNode": nodes, "TresPerTask": _number(said.get("NumTasks")) or nodes, "TresPerJob": 1}
+    asked = {name: gres_gpus(said.get(name, "").replace("gres:", "")) * times for name, times in shares.items()}
+    return next((count // nodes for count in asked.values() if count), None)
 
 
 def _number(text: str | None) -> int | None:
