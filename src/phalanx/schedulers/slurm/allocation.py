@@ -66,7 +66,7 @@ def find(job_id: str, environ: Mapping[str, str]) -> Share:
 
 
 def _gpus(said: Mapping[str, str], nodes: int) -> int | None:
-    """GPUs of a node: as Slurm counts them, where it was told to (AccountingStorageTRES), else as they were asked for."""
+    """GPUs of a node: as Slurm counts them, if it was told to (AccountingStorageTRES), else as they were asked for."""
     counted = _GPUS.findall(said.get("AllocTRES") or said.get("TRES", ""))
     if counted:
         return int(counted[-1]) // nodes
