@@ -170,6 +170,9 @@ def _existing(script: str) -> Path:
 
 def _set_variables(topology: Topology, run_dir: Path | None) -> None:
     """All that torch.distributed needs; a single process may meet itself at any free port."""
+    visible = os.environ.pop("PHALANX_VISIBLE_DEVICES", "")
+    if visible:
+        os.environ["CUDA_VISIBLE_DEVICES"] = visible
     place = _meeting_place(topology, run_dir) if run_dir else None
     os.environ.update(topology.environ())
     if place is not None:

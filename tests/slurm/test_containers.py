@@ -1,4 +1,4 @@
-"""Jobs whose ranks run in the real Apptainer, on the real cluster: each launcher once on two nodes."""
+"""Jobs whose ranks run in the real Apptainer, on the real cluster: every cell of launcher and strategy."""
 
 from __future__ import annotations
 
@@ -8,19 +8,16 @@ from typing import Any
 
 import pytest
 
+from phalanx.cells import NODES, TABLE
 from tests.containers import image
 
 from .conftest import Cluster, User
+from .test_cells import HOROVOD, LACKING, LAUNCHES, STEPS, Launch, skip_without
 from .train import closed_form
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 TRAIN = Path(__file__).with_name("train.py")
-LAUNCHERS = {
-    "torchrun": ("--launcher", "torchrun"),
-    "srun": ("--launcher", "srun"),
-    "mpirun": ("--launcher", "mpirun"),
-    "mpirun-torchrun": ("--launcher", "torchrun", "torchrun.start=mpirun"),
-}
+CONTAINED = [launch for launch in LAUNCHES if launch.ranks in ((1,), (2,), (2, 2))]
 
 
 @pytest.fixture(scope="module")
@@ -32,22 +29,36 @@ def jobs(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Any:
     user = User(cluster, folder, "work")
     user.environment["PATH"] = image.path()
     ids = {}
-    for name, words in LAUNCHERS.items():
-        clean = f"container.clean_env={str(name == 'srun').lower()}"
-        size = ("-c", folder / "job.yaml", "-N", "2", "--nproc", "2", "--cpus-per-task", "2")
-        ids[name] = user.submit(*size, *words, clean, "env.MY_A=$x, `y`", f"name={name}", TRAIN, "--steps=3")
-    return {name: (cluster.wait(job, timeout=300), user.run_dir(name), user.output(name)) for name, job in ids.items()}
+    for launch in CONTAINED:
+        if not set(LACKING) & {launch.launcher.replace("run", ""), *launch.strategies}:
+            clean = f"container.clean_env={str(launch.launcher == 'srun').lower()}"
+            words = ("-c", folder / "job.yaml", *launch.words(), clean, "env.MY_A=$x, `y`")
+            strategies = f"--strategies={','.join(launch.strategies)}"
+            ids[launch] = user.submit(*words, TRAIN, f"--steps={STEPS}", strategies)
+    ended = {launch: cluster.wait(job, timeout=600) for launch, job in ids.items()}
+    return {launch: (ended[launch], user.run_dir(launch.name), user.output(launch.name)) for launch in ids}
 
 
-@pytest.mark.parametrize("name", LAUNCHERS)
-def test_a_contained_job_trains_to_the_closed_form(jobs: Any, name: str) -> None:
-    ended, run_dir, output = jobs[name]
+@pytest.mark.parametrize("launch", CONTAINED, ids=lambda launch: launch.name)
+def test_a_contained_job_of_each_cell_trains_to_the_closed_form(jobs: Any, launch: Launch) -> None:
+    skip_without(launch)
+    ended, run_dir, output = jobs[launch]
     assert ended["JobState"] == "COMPLETED", output
-    weights = json.loads((run_dir / "weights.json").read_text())["weight"]
-    assert weights == pytest.approx(closed_form(3).flatten().tolist(), rel=1e-5)
+    for strategy in launch.strategies:
+        weights = json.loads((run_dir / f"weights-{strategy}.json").read_text())["weight"]
+        assert weights == pytest.approx(closed_form(STEPS).flatten().tolist(), rel=1e-5), strategy
     facts = [json.loads(path.read_text()) for path in run_dir.glob("facts/*.json")]
-    assert sorted(fact["host"] for fact in facts) == ["node1", "node1", "node2", "node2"]
+    hosts = [fact["host"] for fact in facts]
+    assert sorted(hosts.count(host) for host in set(hosts)) == sorted(launch.ranks)
     assert {fact["variables"]["MY_A"] for fact in facts} == {"$x, `y`"}
+
+
+def test_every_cell_that_works_in_a_container_is_run() -> None:
+    """But for Ray's, which are in test_ray."""
+    run = {(launch.launcher, name, NODES[launch.nodes > 1]) for launch in CONTAINED for name in launch.strategies}
+    contained = {cell for cell, reason in TABLE.items() if reason is None and cell.runtime == "container"}
+    assert run == {(cell.launcher, cell.strategy, cell.nodes) for cell in contained if cell.launcher != "ray"}
+    assert any(launch.strategies == HOROVOD for launch in CONTAINED)
 
 
 def test_what_an_image_lacks_is_said_before_the_job_is_submitted(cluster: Cluster, tmp_path: Path) -> None:

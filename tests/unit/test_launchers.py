@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import sys
 
 import pytest
 
@@ -185,6 +186,27 @@ def test_deepspeed_takes_the_ranks_of_a_node_by_the_kind_of_device():
     one = " ".join(plan("nproc=2", "launcher=deepspeed").command)
     assert "--num_accelerators 2" in one
     assert "--num_gpus 2" in " ".join(plan("nodes=2", "nproc=2", "launcher=deepspeed", "gpus_per_node=2").command)
+
+
+def test_deepspeeds_ranks_see_the_devices_that_were_allocated(tmp_path, monkeypatch):
+    """Its launcher sets 0, 1, … on every node; here a stand-in for it starts the worker as it does."""
+    made = plan("nproc=2", "launcher=deepspeed")
+    line = render(made.command)
+    python = tmp_path / "python"
+    python.write_text(
+        f"#!{sys.executable}\nimport os, subprocess, sys\n"
+        "if 'phalanx.ports' in sys.argv: print(29511); sys.exit()\n"
+        "env = {**os.environ, 'CUDA_VISIBLE_DEVICES': '0,1', 'RANK': '0', 'WORLD_SIZE': '1', 'LOCAL_RANK': '0'}\n"
+        "subprocess.run([sys.executable, '-m', *sys.argv[sys.argv.index('--module') + 1:]], env=env, check=True)\n"
+    )
+    python.chmod(0o755)
+    (tmp_path / "train.py").write_text("import os; print(os.environ['CUDA_VISIBLE_DEVICES'])")
+    monkeypatch.chdir(tmp_path)
+    for allocated, seen in (("2,3", "2,3"), ("GPU-3fa8,GPU-77b1", "GPU-3fa8,GPU-77b1"), ("", "0,1")):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", allocated)
+        words = ["bash", "-c", line.replace("/py/bin/python", str(python))]
+        done = subprocess.run(words, capture_output=True, text=True)
+        assert done.stdout.split() == [seen], done.stderr
 
 
 def test_deepspeed_on_several_nodes_is_told_its_node_inside_the_task(slurm):

@@ -38,6 +38,7 @@ RESERVED = frozenset(
         "PHALANX_NUM_WORKERS_AUTO",
         "PHALANX_EXPECTED_WORLD_SIZE",
         "PHALANX_LAUNCH_ID",
+        "PHALANX_VISIBLE_DEVICES",  # those that a launcher replaces by others
         "PHALANX_HOROVOD_RANKS",  # set by launchers that know nothing of Horovod
         "PHALANX_RDZV_HOST",
         "PHALANX_RDZV_PORT",

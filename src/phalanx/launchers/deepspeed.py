@@ -16,7 +16,9 @@ class Deepspeed(Launcher):
 
     def command(self, plan: LaunchPlan) -> list[Word]:
         option = "--num_gpus" if plan.device == "cuda" else "--num_accelerators"
-        words: list[Word] = [plan.python, "-m", "deepspeed.launcher.runner", *_place(plan)]
+        # It numbers the devices from 0, whatever was allocated: the worker puts the node's own list back.
+        words: list[Word] = ["env", Sh('PHALANX_VISIBLE_DEVICES="${CUDA_VISIBLE_DEVICES:-}"')]
+        words += [plan.python, "-m", "deepspeed.launcher.runner", *_place(plan)]
         words += [option, str(plan.nproc_per_node), "--no_local_rank", "--module", *worker(plan)]
         return task(plan, words) if plan.local else srun(plan, 1, plan.cpus_per_node, words)
 

@@ -1,0 +1,52 @@
+#!/bin/bash
+#SBATCH --job-name=train
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=32
+#SBATCH --gpus-per-node=4
+#SBATCH --time=12:00:00
+#SBATCH --partition=gpu
+#SBATCH --account=proj
+#SBATCH --open-mode=append
+#SBATCH --chdir=/home/me/project
+# ray, ddp, ranks 2 x 4 (phalanx 0.1.0)
+
+set -o pipefail
+
+run_dir=${1:-/home/me/project/runs/train/job-${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}}
+export PHALANX_RUN_DIR="$run_dir${SLURM_ARRAY_TASK_ID:+/array-$SLURM_ARRAY_TASK_ID}"
+mkdir -p "$PHALANX_RUN_DIR/jobs" || exit
+date +%s >>"$PHALANX_RUN_DIR/jobs/$SLURM_JOB_ID.start"
+[ -e "$PHALANX_RUN_DIR/config.yaml" ] || cat >"$PHALANX_RUN_DIR/config.yaml" <<'END_OF_CONFIG'
+strategy: ddp
+END_OF_CONFIG
+
+# Environment
+unset RANK LOCAL_RANK GROUP_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR TORCHELASTIC_RUN_ID HOROVOD_RANK SLURM_CPU_BIND SLURM_CPU_BIND_TYPE SLURM_CPU_BIND_LIST SRUN_CPUS_PER_TASK
+export PYTHONUNBUFFERED=1
+export OMP_NUM_THREADS=8
+export PHALANX_CPUS_PER_RANK=8
+export PHALANX_EXPECTED_WORLD_SIZE=8
+export PHALANX_LAUNCH_ID="$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}.$$"
+
+# Launch
+srun \
+  --nodes=2 \
+  --ntasks=2 \
+  --ntasks-per-node=1 \
+  --cpus-per-task=32 \
+  --kill-on-bad-exit=1 \
+  --cpu-bind=none \
+  /py/bin/python -m phalanx.ray_launch \
+  --nodes=2 \
+  --nproc-per-node=4 \
+  --num-cpus=32 \
+  --num-gpus=4 \
+  --object-store-memory=100 \
+  --start-timeout=120 -- phalanx.worker train.py \
+  --lr 1e-3 'it'"'"'s $5'
+status=$?
+[ "$status" -eq 0 ] || /py/bin/python -m phalanx.report_failure "$PHALANX_RUN_DIR" "$status" || status=$?
+
+echo "$status" >"$PHALANX_RUN_DIR/jobs/$SLURM_JOB_ID.exit"
+exit "$status"
