@@ -27,6 +27,7 @@ from .world_size import check_world_size
 
 USAGE = "usage: python -m phalanx.worker SCRIPT [ARGUMENT]... | --exec COMMAND [ARGUMENT]..."
 EXEC = "--exec"
+LOCAL_RANK = ("--local_rank", "--local-rank")
 INTERRUPTED = 130
 
 
@@ -50,6 +51,7 @@ class Rank:
 
 def main(arguments: list[str]) -> None:
     """Run a script as this rank. Leaves by SystemExit unless the script ends well."""
+    said, arguments = _local_rank_option(arguments)
     command = arguments[1:] if arguments[:1] == [EXEC] else None
     if not arguments or command == []:
         print(USAGE, file=sys.stderr)
@@ -75,7 +77,24 @@ def main(arguments: list[str]) -> None:
             _report(error, files, rank, error.exit_code)
         sys.exit(error.exit_code)
     assert script is not None
+    if said is not None:
+        arguments[1:1] = _in_scripts_words(said, script)
     _run(script, arguments, Rank(rank, files, log))
+
+
+def _local_rank_option(arguments: list[str]) -> tuple[str | None, list[str]]:
+    """The local rank that DeepSpeed's launcher puts before all else, and what is left."""
+    option, _, value = arguments[0].partition("=") if arguments else ("", "", "")
+    return (value, arguments[1:]) if option == LOCAL_RANK[0] else (None, arguments)
+
+
+def _in_scripts_words(local_rank: str, script: Path) -> list[str]:
+    """The option for the local rank, as a script written for DeepSpeed's launcher has it; others would refuse it."""
+    try:
+        text = script.read_bytes()
+    except OSError:  # running it will say so
+        return []
+    return next(([f"{option}={local_rank}"] for option in LOCAL_RANK if option.encode() in text), [])
 
 
 def _become(command: list[str]) -> None:

@@ -59,7 +59,6 @@ exec apptainer exec \
   --master_addr "$PHALANX_RDZV_HOST" \
   --master_port "$PHALANX_RDZV_PORT" \
   --num_gpus 4 \
-  --no_local_rank \
   --module phalanx.worker train.py \
   --lr 1e-3 '"'"'it'"'"'"'"'"'"'"'"'s $5'"'"''
 status=$?

@@ -52,7 +52,6 @@ srun \
   --master_addr "$PHALANX_RDZV_HOST" \
   --master_port "$PHALANX_RDZV_PORT" \
   --num_gpus 4 \
-  --no_local_rank \
   --module phalanx.worker train.py \
   --lr 1e-3 '"'"'it'"'"'"'"'"'"'"'"'s $5'"'"''
 status=$?

@@ -308,3 +308,25 @@ def test_a_command_that_is_not_there_is_named(tmp_path: Path) -> None:
     assert "no-such-command" in done.stderr
     assert "no-such-command" in str(report(tmp_path)["exception"])
     assert run("--exec", rank=0).returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("code", "received"),
+    [
+        ('parser.add_argument("--local_rank", type=int, default=-1)', ["--local_rank=1", "--lr", "2"]),
+        ("parser.add_argument('--local-rank', type=int, default=0)", ["--local-rank=1", "--lr", "2"]),
+        ('parser.add_argument("--lr")', ["--lr", "2"]),
+    ],
+)
+def test_the_local_rank_that_deepspeeds_launcher_adds_reaches_the_scripts_that_take_it(
+    tmp_path: Path, code: str, received: list[str]
+) -> None:
+    """It stands before the script, as the launcher takes the worker for the script."""
+    script = write(tmp_path / "s.py", f"import sys\nprint(sys.argv[1:])\n# {code}\n")
+    done = run("--local_rank=1", str(script), "--lr", "2", rank=1)
+    assert done.stdout == f"{received}\n", done.stderr
+
+
+def test_a_command_gets_no_local_rank_option() -> None:
+    done = run("--local_rank=0", "--exec", "echo", "--local_rank", rank=0)
+    assert done.stdout == "--local_rank\n", done.stderr
