@@ -60,7 +60,7 @@ class Jobs:
     """… and 2 ranks on node1, at the same time."""
     failing: str
     cancelled: str
-    """Both on node3 and node4."""
+    """Both on node3 and node4, one after the other."""
 
 
 @pytest.fixture(scope="module")
@@ -70,19 +70,24 @@ def jobs(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Any:
     (user.work / "failing.py").write_text(SLEEPER % "sys.exit(5)")
     (user.work / "sleeping.py").write_text(SLEEPER % "pass")
     train = ("asking.py", f"--steps={STEPS}", f"--strategies={','.join(STRATEGIES)}")
-    yield Jobs(
-        user,
-        two=submit(user, "two", "node[1-2]", 2, *train),
-        one=submit(user, "one", "node1", 1, *train),
-        failing=submit(user, "failing", "node[3-4]", 2, "failing.py"),
-        cancelled=submit(user, "cancelled", "node[3-4]", 2, "sleeping.py"),
-    )
+    two, one = submit(user, "two", "node[1-2]", 2, *train), submit(user, "one", "node1", 1, *train)
+    failing = submit(user, "failing", "node[3-4]", 2, "failing.py")
+    cancelled = submit(user, "cancelled", "node[3-4]", 2, f"sbatch.dependency=afterany:{failing}", "sleeping.py")
+    yield Jobs(user, two, one, failing, cancelled)
     cluster.ctl("scancel", "-u", "root")
 
 
 def submit(user: User, name: str, hosts: str, nodes: int, *program: str) -> str:
     size = ("-N", str(nodes), "--nproc", "2", "--cpus-per-task", "2", f"sbatch.nodelist={hosts}", "time=15")
     return user.submit(*size, "--launcher", "ray", f"name={name}", "ray.start_timeout=300", *program)
+
+
+def test_a_failing_rank_on_another_node_is_named_with_its_exit_code(jobs: Jobs) -> None:
+    ended, output = jobs.user.cluster.wait(jobs.failing, timeout=600), jobs.user.output("failing")
+    assert (ended["JobState"], ended["ExitCode"]) == ("FAILED", "5:0"), output
+    assert "rank 3 on node4 failed: SystemExit: 5" in output
+    assert output.count("ray: rank ") == 1  # the others were ended
+    assert_nothing_stays(jobs.user, jobs.failing)
 
 
 def test_a_cancelled_job_leaves_no_process(jobs: Jobs) -> None:
@@ -103,14 +108,6 @@ def assert_nothing_stays(user: User, job: str) -> None:
     while left := [node for node in NODES if processes(user.cluster, node, f"SLURM_JOB_ID={job}")]:
         assert time.monotonic() < limit, left
         time.sleep(0.5)
-
-
-def test_a_failing_rank_on_another_node_is_named_with_its_exit_code(jobs: Jobs) -> None:
-    ended, output = jobs.user.cluster.wait(jobs.failing, timeout=600), jobs.user.output("failing")
-    assert (ended["JobState"], ended["ExitCode"]) == ("FAILED", "5:0"), output
-    assert "rank 3 on node4 failed: SystemExit: 5" in output
-    assert output.count("ray: rank ") == 1  # the others were ended
-    assert_nothing_stays(jobs.user, jobs.failing)
 
 
 @pytest.mark.parametrize(("name", "nodes"), [("two", 2), ("one", 1)])

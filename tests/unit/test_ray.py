@@ -158,7 +158,7 @@ def test_blocks_of_ports_have_none_in_common_and_one_in_use_is_passed_over() -> 
     ("base", "start"), [("/tmp/{}", "/tmp/{}/ray-1001-"), ("/tmp/{}" + "x" * 15, "/tmp/{}" + "x" * 15 + "/r-")]
 )
 def test_rays_folder_has_a_path_that_is_short_enough_for_its_sockets(base: str, start: str) -> None:
-    mine = f"p{os.getpid()}"
+    mine = f"p{os.getpid():07}"
     base, start = base.format(mine), start.format(mine)
     made = [temp_folder(None, "1001", {"TMPDIR": base}) for _ in range(2)]
     try:

@@ -1,7 +1,13 @@
 """The command itself."""
 
+import os
+import signal
 import sys
 
 from .agent import main
 
-sys.exit(main(sys.argv[1:]))
+code = main(sys.argv[1:])
+if code < 0:  # Slurm and shells tell a signal from an exit code
+    signal.signal(-code, signal.SIG_DFL)
+    os.kill(os.getpid(), -code)
+sys.exit(code)

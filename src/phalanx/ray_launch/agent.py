@@ -45,7 +45,8 @@ class RayEnded(PhalanxError):
 
 
 def main(arguments: list[str]) -> int:
-    """Until the launch is over; the exit code is the failed rank's on the first node, and 0 on the others."""
+    """Until the launch is over; the exit code is the failed rank's on the first node, and 0 on the others. Negative:
+    the signal that ended us."""
     options = parse(arguments)
     for number in _SIGNALS:
         signal.signal(number, _stop)
@@ -58,7 +59,7 @@ def main(arguments: list[str]) -> int:
         agent = Agent(options, os.environ)
         return agent.run()
     except Stopped as stopped:
-        return 128 + stopped.number
+        return -stopped.number
     except PhalanxError as error:
         print(f"phalanx: {error}", file=sys.stderr, flush=True)
         return error.exit_code

@@ -74,6 +74,9 @@ class Node:
         return {
             "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",  # how soon it sees that a rank has ended
             "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": str(start_timeout),
+            "RAY_agent_register_timeout_ms": str(1000 * start_timeout),  # its own limits are short for a busy machine,
+            "RAY_worker_register_timeout_seconds": str(start_timeout),  # or a slow file system
+            "RAY_raylet_start_wait_time_s": str(start_timeout),
             "RAY_num_workers_soft_limit": str(self.ranks + 4),  # it starts a process for each CPU; most are idle
             "RAY_memory_monitor_refresh_ms": "0",  # memory is Slurm's to watch: Ray would count other jobs' too
             **own,

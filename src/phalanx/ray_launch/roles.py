@@ -11,9 +11,13 @@ import time
 from typing import TYPE_CHECKING
 
 from ..errors import PlanError
+from . import processes
 from .driver import Order
 from .meeting import DONE, Followers, head_address, hosts
 from .node import Node
+
+_STARTED, _GAVE_UP = b"Ray runtime started", b"timed out during startup"  # in the words of `ray start`
+_GRACE = 10.0  # seconds for Slurm to see what killed the first agent, lest we seem to have failed before it
 
 if TYPE_CHECKING:
     from .agent import Agent
@@ -26,8 +30,7 @@ def lead(agent: Agent) -> int:
     address = f"[{node.address}]" if ":" in node.address else node.address
     address = f"{address}:{node.ports['gcs']}"
     agent.serve_ranks(node, address, token)
-    ray = agent.spawn_ray(node, token)
-    _until_ready(agent, ray, node)
+    ray = _start_ray(agent, node, token)
     if agent.meeting is not None:
         agent.followers = Followers(agent.selector, agent.claim, token, address)
         agent.meeting.publish(node.ports["agent"], token)
@@ -37,23 +40,33 @@ def lead(agent: Agent) -> int:
     return driver.returncode if driver.returncode >= 0 else 128 - driver.returncode
 
 
-def _until_ready(agent: Agent, ray: subprocess.Popen[bytes], node: Node) -> None:
-    port = node.ports["gcs"]
-    while not _listens(node.address, port):
-        agent.watch(ray, "head")
-        if time.monotonic() > agent.limit:
-            raise PlanError(
-                f"the Ray head on {socket.gethostname()} did not come up within {agent.options.start_timeout} s "
-                f"(nothing listened on its port {port}); more time: ray.start_timeout. {agent.last_words()}"
-            )
+def _start_ray(agent: Agent, node: Node, token: str, head: str | None = None) -> subprocess.Popen[bytes]:
+    """This node's Ray, once it says that it is up. Where it gave up on its own slow processes, which it does after
+    30 seconds, it is started again, as long as our limit lets it.
+
+    Raises PlanError at the limit, RayEnded if it can't start.
+    """
+    what = "head" if head is None else "node"
+    while True:
+        begin = agent.log.stat().st_size if agent.log.exists() else 0
+        ray = agent.spawn_ray(node, token, head)
+        while ray.poll() is None and not _says(agent, begin, _STARTED):
+            agent.turn()
+            if time.monotonic() > agent.limit:
+                raise PlanError(
+                    f"the Ray {what} on {socket.gethostname()} did not come up within {agent.options.start_timeout} s; "
+                    f"more time: ray.start_timeout. {agent.last_words()}"
+                )
+        if ray.poll() is None or not _says(agent, begin, _GAVE_UP):
+            agent.watch(ray, what)
+            return ray
+        processes.kill_all()
 
 
-def _listens(address: str, port: int) -> bool:
-    try:
-        socket.create_connection((address, port), timeout=1).close()
-    except OSError:
-        return False
-    return True
+def _says(agent: Agent, begin: int, text: bytes) -> bool:
+    with agent.log.open("rb") as log:
+        log.seek(begin)
+        return text in log.read()
 
 
 def _spawn_driver(agent: Agent, node: Node, token: str, address: str) -> subprocess.Popen[bytes]:
@@ -77,15 +90,18 @@ def follow(agent: Agent) -> int:
     head, address, token = agent.meeting.join()
     node = agent.node(str(head.getsockname()[0]).removeprefix("::ffff:"))
     agent.serve_ranks(node, address, token)
-    ray = agent.spawn_ray(node, token, address)
     said: list[bytes] = []
     head.settimeout(None)
     agent.selector.register(head, selectors.EVENT_READ, lambda: said.append(_received(head)))
+    ray = _start_ray(agent, node, token, address)
     while not said:
         agent.watch(ray, "node")
     if said[0] == DONE:
         return 0
     print(f"ray: the agent on {hosts(agent.environ)[0]}, the head's node, has gone", file=sys.stderr, flush=True)
+    limit = time.monotonic() + _GRACE
+    while time.monotonic() < limit:
+        agent.turn()
     return 1
 
 
