@@ -196,6 +196,42 @@ def test_a_checkpoint_moves_between_gpus_and_the_cpu(tmp_path: Path, source: Any
                 assert torch.equal(rank[part][key], value), (part, key)
 
 
+def half_train(strategy: str, epochs: int, resume: bool) -> dict[str, Any]:
+    settings: dict[str, Any] = {"resume": "latest"} if resume else {"checkpoint": {"every_steps": 6}}
+    with phalanx.init(strategy=strategy, precision="fp16", name="half", seed=1, progress=False, **settings) as run:
+        model = nn.Sequential(nn.Linear(6, 32), nn.Tanh(), nn.Linear(32, 1))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        x = torch.sin(torch.arange(240.0)).reshape(40, 6)
+        loader = DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=8 // run.world_size)
+        model, optimizer, loader = run.prepare(model, optimizer, loader)
+        for _ in run.epochs(epochs):
+            for xb, yb in run.steps(loader):
+                run.backward(nn.functional.mse_loss(model(xb), yb))
+                optimizer.step()
+                optimizer.zero_grad()
+        scaler = run._session.contents.stateful["scaler"].state_dict()
+        weights = run._session.strategy.saved_model(model).state_dict()
+        return {"weights": {name: parity.full(value) for name, value in weights.items()}, "scale": scaler["scale"]}
+
+
+@pytest.mark.parametrize("stage", [pytest.param(stage, marks=engines.needs("deepspeed")) for stage in ("2", "3")])
+def test_fp16_under_zero_resumes_exactly_and_moves_to_ddp(tmp_path: Path, stage: str) -> None:
+    """The loss scale is part of a checkpoint: DeepSpeed's own would start anew, and skip steps."""
+    needs(2)
+    env = {"PHALANX_DEEPSPEED__ZERO_STAGE": stage}
+    whole = run_ranks(half_train, 2, "deepspeed", 8, False, folder=tmp_path, cuda=True, env=env)
+    short = tmp_path / "short"
+    short.mkdir()
+    run_ranks(half_train, 2, "deepspeed", 3, False, folder=short, cuda=True, env=env)
+    moved = run_ranks(half_train, 2, "ddp", 3, True, folder=short, cuda=True)
+    resumed = run_ranks(half_train, 2, "deepspeed", 8, True, folder=short, cuda=True, env=env)
+    for rank, again in zip(whole, resumed, strict=True):
+        assert again["scale"] == rank["scale"]
+        for name, weight in rank["weights"].items():
+            assert torch.equal(again["weights"][name], weight), name
+    assert moved[0]["scale"] > 0
+
+
 @pytest.mark.parametrize(("strategy", "gpus"), [("single", 1), ("ddp", 2), ("fsdp", 2)])
 def test_the_digits_by_one_command(tmp_path: Path, strategy: str, gpus: int) -> None:
     needs(gpus)

@@ -92,5 +92,5 @@ def open_session(
         stop=Stop(comm),
         progress=Progress(config.progress and comm.rank == 0),
         checkpoints=Manager(comm, run_dir / "checkpoints", config.checkpoint.keep),
-        contents=Contents(stateful={} if scaler is None else {"scaler": scaler}),
+        contents=Contents(stateful={"scaler": strategy.saved_scaler(scaler)} if config.precision == "fp16" else {}),
     )

@@ -92,6 +92,10 @@ class Strategy:
         """Clip in place; return the total norm over all ranks before clipping."""
         return nn.utils.clip_grad_norm_(model.parameters(), max_norm, norm_type)
 
+    def saved_scaler(self, scaler: Any) -> Any:
+        """What has the state_dict of fp16's gradient scaler for a checkpoint."""
+        return scaler
+
     def grad_scaler(self) -> torch.amp.GradScaler | None:
         """fp16's gradient scaler, agreeing over ranks on overflows; None if the engine has one of its own."""
         return torch.amp.GradScaler(self.device.type)

@@ -28,11 +28,11 @@ _WITH_CLOSURE = ("LBFGS",)
 
 class Deepspeed(ProcessGroupStrategy):
     name = "deepspeed"
+    whole_parameters = False  # also at stage 0 the engine calls no closure
 
     def setup(self) -> None:
         config = engine_config(self.config)  # what is wrong there is said before any rank waits for another
         self._check_weights(config)
-        self.whole_parameters = self.config.deepspeed.zero_stage == 0  # type: ignore[misc]
         os.environ.setdefault("DS_ACCELERATOR", "cuda" if self.device.type == "cuda" else "cpu")
         self._deepspeed = require("deepspeed", "deepspeed")
         if self.device.type == "cpu":
@@ -56,6 +56,11 @@ class Deepspeed(ProcessGroupStrategy):
     def grad_scaler(self) -> None:
         """fp16 is the engine's own, with a loss scale of its own."""
         return
+
+    def saved_scaler(self, scaler: Any) -> Any:
+        from .zero_state import LossScale
+
+        return LossScale(lambda: self._optimizer)
 
     def wrap(self, model: nn.Module) -> nn.Module:
         model = model.to(self.device)

@@ -5,7 +5,7 @@ All of it by DeepSpeed's own `safe_get_*` and `safe_set_*`, which are collective
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import deepspeed
@@ -59,6 +59,21 @@ def _set_weights(parameter: nn.Parameter, value: Tensor) -> None:
         safe_set_local_fp32_param(parameter, _own_part(parameter, value))
     else:
         safe_set_full_fp32_param(parameter, value.to(parameter.device))
+
+
+class LossScale:
+    """ZeRO's loss scale of fp16, with the entries that torch's gradient scaler has."""
+
+    def __init__(self, zero: Callable[[], Any]) -> None:
+        self._zero = zero  # made after this
+
+    def state_dict(self) -> dict[str, Any]:
+        own = dict(vars(self._zero().loss_scaler))
+        scale = {"scale": own["cur_scale"], "_growth_tracker": 0}
+        return {**scale, "growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 2000, "zero": own}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        vars(self._zero().loss_scaler).update(state.get("zero", {"cur_scale": state["scale"]}))
 
 
 class ZeroModel:
