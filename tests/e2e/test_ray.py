@@ -174,6 +174,16 @@ def test_a_head_that_never_comes_up_shows_its_log_and_leaves_nothing(
     assert not list((run_dirs(work)[0] / "errors").glob("*"))
 
 
+def test_a_head_that_gives_up_early_is_started_again_until_the_limit(work: Path, temp: Path) -> None:
+    """Ray itself waits 30 seconds for its processes, whatever our limit is."""
+    (work / "s.py").write_text("")
+    code = "import sys; open('starts', 'a').write('x'); sys.exit('The current node timed out during startup.')"
+    ended = ray_run("ray.start_timeout=4", "s.py", env=fake_ray(work, code))
+    assert ended.returncode == 2
+    assert f"the Ray head on {HOST} did not come up within 4 s; more time: ray.start_timeout" in ended.stderr
+    assert len((work / "starts").read_text()) >= 2
+
+
 def test_without_ray_nothing_is_started(work: Path) -> None:
     """An environment of its own that has everything but Ray."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", "bare"], check=True)
