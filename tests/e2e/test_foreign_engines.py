@@ -1,4 +1,4 @@
-"""Scripts written for Horovod and DeepSpeed, without the API, under the launchers of one machine that can start them."""
+"""Scripts written for Horovod and DeepSpeed, without the API, under launchers of one machine that can start them."""
 
 from __future__ import annotations
 
