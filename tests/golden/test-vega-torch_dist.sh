@@ -75,7 +75,7 @@ srun \
   --mpi=pmix \
   --cpu-bind=none \
   bash -c 'if [ -n "${TMPDIR:-}" ]; then mkdir -p "$TMPDIR"; fi
-for name in $(compgen -e | grep -E '"'"'^((RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|NODE_RANK|GROUP_RANK|TMPDIR|PYTHONUNBUFFERED|http_proxy|https_proxy|no_proxy|HTTP_PROXY|HTTPS_PROXY|NO_PROXY|TERM|USER)$|SLURM_|PMI|OMPI_|MPI_|MV2_|HYDRA_|PALS_|FLUX_|PHALANX_|TORCHELASTIC_|MASTER_|CUDA_|NVIDIA_|ROCR_|HIP_|NCCL_|RCCL_|GLOO_|UCX_|FI_|OMP_|MKL_|OPENBLAS_|TRITON_|TORCH|MIOPEN_|WANDB_|MLFLOW_|HF_|HUGGING_FACE_|ACCELERATE_|DS_|HOROVOD_)'"'"'); do export "APPTAINERENV_$name=${!name}"; done
+for name in $(compgen -e | grep -E '"'"'^((RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|NODE_RANK|GROUP_RANK|TMPDIR|PYTHONUNBUFFERED|http_proxy|https_proxy|no_proxy|HTTP_PROXY|HTTPS_PROXY|NO_PROXY|TERM|USER)$|SLURM_|PMI|OMPI_|MPI_|MV2_|HYDRA_|PALS_|FLUX_|PHALANX_|TORCHELASTIC_|MASTER_|CUDA_|NVIDIA_|ROCR_|HIP_|NCCL_|RCCL_|GLOO_|UCX_|FI_|OMP_|MKL_|OPENBLAS_|TRITON_|TORCH|MIOPEN_|WANDB_|MLFLOW_|HF_|HUGGING_FACE_|ACCELERATE_|DS_|HOROVOD_|RAY_)'"'"'); do export "APPTAINERENV_$name=${!name}"; done
 exec apptainer exec \
   --no-eval \
   --mount=type=bind,source=/home/me/project,destination=/home/me/project \

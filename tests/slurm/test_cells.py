@@ -63,7 +63,7 @@ LAUNCHES = [
     *(Launch(launcher, DDP, (2, 1)) for launcher in ("srun", "mpirun")),
     Launch("srun", HOROVOD, (2, 1)),
 ]  # fmt: skip
-LACKING = [name for name in ("deepspeed", "horovod") if find_spec(name) is None]
+LACKING = [name for name in ("deepspeed", "horovod", "ray") if find_spec(name) is None]
 
 
 def skip_without(launch: Launch) -> None:

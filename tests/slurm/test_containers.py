@@ -12,12 +12,15 @@ from phalanx.cells import NODES, TABLE
 from tests.containers import image
 
 from .conftest import Cluster, User
-from .test_cells import HOROVOD, LACKING, LAUNCHES, STEPS, Launch, skip_without
+from .test_cells import HOROVOD, LACKING, LAUNCHES, MANY, STEPS, Launch, skip_without
 from .train import closed_form
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 TRAIN = Path(__file__).with_name("train.py")
-CONTAINED = [launch for launch in LAUNCHES if launch.ranks in ((1,), (2,), (2, 2))]
+CONTAINED = [
+    *(launch for launch in LAUNCHES if launch.ranks in ((1,), (2,), (2, 2))),
+    *(Launch("ray", MANY, ranks) for ranks in ((2,), (2, 2))),
+]
 
 
 @pytest.fixture(scope="module")
@@ -54,10 +57,9 @@ def test_a_contained_job_of_each_cell_trains_to_the_closed_form(jobs: Any, launc
 
 
 def test_every_cell_that_works_in_a_container_is_run() -> None:
-    """But for Ray's, which are in test_ray."""
     run = {(launch.launcher, name, NODES[launch.nodes > 1]) for launch in CONTAINED for name in launch.strategies}
     contained = {cell for cell, reason in TABLE.items() if reason is None and cell.runtime == "container"}
-    assert run == {(cell.launcher, cell.strategy, cell.nodes) for cell in contained if cell.launcher != "ray"}
+    assert run == {(cell.launcher, cell.strategy, cell.nodes) for cell in contained}
     assert any(launch.strategies == HOROVOD for launch in CONTAINED)
 
 

@@ -14,6 +14,7 @@ _PREFIXES = (
     *("SLURM_", "PMI", "OMPI_", "MPI_", "MV2_", "HYDRA_", "PALS_", "FLUX_", "PHALANX_", "TORCHELASTIC_", "MASTER_"),
     *("CUDA_", "NVIDIA_", "ROCR_", "HIP_", "NCCL_", "RCCL_", "GLOO_", "UCX_", "FI_", "OMP_", "MKL_", "OPENBLAS_"),
     *("TRITON_", "TORCH", "MIOPEN_", "WANDB_", "MLFLOW_", "HF_", "HUGGING_FACE_", "ACCELERATE_", "DS_", "HOROVOD_"),
+    "RAY_",
 )
 _NAMES = (
     *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK", "TMPDIR", "PYTHONUNBUFFERED"),
