@@ -38,11 +38,11 @@ def engine_config(config: JobConfig, batch_size: int | None = None, world_size: 
     for key, value in sizes.items():
         given = said.pop(key, _FREE)
         known = batch_size is not None and value is not None
-        if given != _FREE and known and given != value:
+        if given != _FREE and known and str(given) != str(value):
             raise _conflict(config, key, f"{given} there, but the run's is {value} (the loader's batch_size is {size})")
     key = "gradient_accumulation_steps"
     given = said.pop(key, _FREE)
-    if given not in (_FREE, config.accumulate):
+    if str(given) not in (_FREE, str(config.accumulate)):
         raise _conflict(config, key, f"{given} there, but the run has accumulate={config.accumulate}")
     _check_precision(config, said)
     merged = _merge(said, own, config)
@@ -112,6 +112,11 @@ def _read(path: str | None) -> dict[str, Any]:
         raise ConfigError(f"deepspeed.config={path!r} is not JSON: {error}") from None
     if not isinstance(said, dict):
         raise ConfigError(f"deepspeed.config={path!r} holds {type(said).__name__}: expected an object of settings")
+    if "bfloat16" in said:  # an older name
+        said.setdefault("bf16", said.pop("bfloat16"))
+    for name in ("zero_optimization", "fp16", "bf16"):
+        if not isinstance(said.get(name, {}), dict):
+            raise ConfigError(f"deepspeed.config={path!r}: {name} is {said[name]!r}: expected an object of settings")
     for name in ("offload_optimizer", "offload_param"):
         offload = (said.get("zero_optimization") or {}).get(name) or {}
         if isinstance(offload, dict) and offload.get("device") == "nvme":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-import sys
+import subprocess
 from pathlib import Path
 
 from .deepspeed_config import engine_config
@@ -14,22 +14,30 @@ from .plan import LaunchPlan
 _PACKAGES = {"deepspeed": "deepspeed", "horovod": "horovod", "horovodrun": "horovod", "ray": "ray"}
 
 
+_LOOK = """
+import sys
+from importlib.util import find_spec
+spec = find_spec(sys.argv[1])
+print((spec.submodule_search_locations or [""])[0] if spec else "")
+"""
+
+
 def check(plan: LaunchPlan) -> None:
-    """Refuse what the ranks would fail at, as far as it can be seen from here: not in an image, nor in an environment
-    that only the nodes have.
+    """Refuse what the ranks would fail at, as far as it can be seen from here: not in an image, nor with a Python that
+    only the nodes have.
 
     Raises MissingExtraError, PlanError or ConfigError.
     """
     if plan.strategy == "deepspeed":
         engine_config(plan.config)
-    folders = _packages(plan)
     for name in dict.fromkeys(_PACKAGES[word] for word in (plan.strategy, plan.launcher) if word in _PACKAGES):
-        if folders and not any((folder / name).is_dir() for folder in folders):
+        found = _look(plan, name)
+        if found == "":
             raise MissingExtraError(
                 f"{_what(plan, name)} needs {name}, which {plan.python} doesn't have: {_remedy(name)}"
             )
-    if plan.strategy == "horovod" and folders:
-        _check_horovod(plan, folders)
+        if found and plan.strategy == name == "horovod":
+            _check_horovod(plan, Path(found))
     if plan.local and plan.launcher == "mpirun" and shutil.which(plan.config.mpirun.executable) is None:
         raise PlanError(
             f"launcher mpirun needs {plan.config.mpirun.executable}, which is not on PATH: install or load an MPI, or "
@@ -37,13 +45,18 @@ def check(plan: LaunchPlan) -> None:
         )
 
 
-def _packages(plan: LaunchPlan) -> list[Path]:
-    """Where the ranks' Python looks for packages; none if that can't be seen from here."""
+def _look(plan: LaunchPlan, package: str) -> str | None:
+    """The folder of a package as the ranks' own Python finds it (it knows its paths); empty if it doesn't; None if that
+    Python can't be asked here."""
     if plan.runtime != "venv":
-        return []
-    if plan.python == sys.executable:
-        return [Path(entry) for entry in sys.path if entry]
-    return sorted(Path(plan.python).parent.parent.glob("lib/python3*/site-packages"))
+        return None
+    try:
+        done = subprocess.run(
+            [plan.python, "-c", _LOOK, package], capture_output=True, text=True, timeout=60, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
 
 
 def _what(plan: LaunchPlan, name: str) -> str:
@@ -56,8 +69,7 @@ def _remedy(name: str) -> str:
     return f"pip install 'phalanx[{name}]'"
 
 
-def _check_horovod(plan: LaunchPlan, folders: list[Path]) -> None:
-    found = next(folder / "horovod" for folder in folders if (folder / "horovod").is_dir())
+def _check_horovod(plan: LaunchPlan, found: Path) -> None:
     built = built_with(found)
     if plan.launcher == "mpirun" and "mpi" not in built:
         raise PlanError(

@@ -139,6 +139,9 @@ class _Chooser:
     def _strategy(self) -> str:
         if self.config.strategy != "auto":
             return self.config.strategy
+        if self.config.launcher == "horovodrun":
+            self.note("strategy horovod: launcher horovodrun starts no other")
+            return "horovod"
         several = self.resources.world_size > 1
         self.note("strategy ddp: more than one process" if several else "strategy single: one process")
         return "ddp" if several else "single"

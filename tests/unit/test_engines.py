@@ -17,17 +17,20 @@ FACTS = Facts("here", 8, 0, sys.executable, "Linux", "x86_64")
 
 @pytest.fixture
 def environment(tmp_path):
-    """A folder that looks like a virtual environment with these packages; `mpi` or `gloo` is in Horovod's library."""
+    """A Python that has these packages, found by a path of its own; `mpi` or `gloo` is in Horovod's library."""
 
     def make(*packages, library=b""):
-        site = tmp_path / "venv/lib/python3.11/site-packages"
+        site = tmp_path / "venv/packages"
         site.mkdir(parents=True)
         for package in packages:
             (site / package).mkdir()
         if library:
             (site / "horovod/torch").mkdir()
             (site / "horovod/torch/mpi_lib_v2.so").write_bytes(library)
-        return str(tmp_path / "venv/bin/python")
+        python = tmp_path / "venv/python"
+        python.write_text(f'#!/bin/sh\nPYTHONPATH={site} exec {sys.executable} -S "$@"\n')  # nothing but what is there
+        python.chmod(0o755)
+        return str(python)
 
     return make
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from .. import secret
 from ..containers.wrap import shown
+from ..deepspeed_config import engine_config
 from ..plan import LaunchPlan
 from ..shell import Sh, Word, render
 from .launch import OPTIONS, plan_of, request_of
@@ -33,6 +34,8 @@ def main(argv: Sequence[str]) -> int:
     request = request_of(scanned, "plan")
     found = over_allocation(request, scanned)
     plan = found[0] if found is not None else plan_of(request)
+    if plan.strategy == "deepspeed":
+        engine_config(plan.config)
     if "json" in scanned.flags:
         print(plan.to_json())
     else:

@@ -37,6 +37,10 @@ class Gradients:
         self.last = True  # whether `micro` is its group's last
         self.inside = False  # whether the code runs in `accumulate`
         self.stepped = False  # whether an optimizer stepped since the group began
+        self.optimizers = 0  # how many are prepared
+        self._backed = False  # whether `micro` has had a backward pass
+        self._gathered = False  # whether earlier ones of its group have
+        self._used = False  # whether `backward` is what makes gradients
         self._own_weights: list[Any] = []  # of backward passes with an explicit weight, until normalised
         self._weighed: Micro | None = None  # the batch whose weight is the last of these
         self._reference = 1.0
@@ -51,8 +55,24 @@ class Gradients:
     def begin(self, micro: Micro, group_total: int, last: bool, first: bool) -> None:
         """The loop hands out `micro`."""
         self.micro, self.group_total, self.last = micro, group_total, last
+        self._gathered, self._backed = not first and (self._gathered or self._backed), False
         if first:
             self.stepped = False
+
+    @property
+    def clearing(self) -> bool:
+        """Whether clearing gradients is meant: at a group's beginning, and once its last batch has had its pass. In
+        between it would lose what the group has gathered. (Who calls `loss.backward()` is seen at the end only.)"""
+        if not self.inside:
+            return True
+        begun = self._backed or self._gathered
+        return (self._backed or not begun) if self.last else (self._used and not begun)
+
+    def cleared(self) -> None:
+        """An optimizer's gradients are gone; so are, if it is the only one, the weights of their backward passes."""
+        if self.optimizers == 1:
+            self._own_weights.clear()
+            self._weighed = None
 
     @property
     def grouped(self) -> bool:
@@ -93,12 +113,15 @@ class Gradients:
 
     def backward(self, loss: Tensor, weight: Any) -> None:
         self.update_scale()
+        self._backed = self._used = True
         factor = self.factor(weight)
         if not isinstance(factor, float) or factor != 1.0:
             loss = loss * factor
         if self.scaler is not None:
             loss = self.scaler.scale(loss)
         self.strategy.backward(loss)
+        if not self.holding:
+            self.strategy.settle(())
 
     def normalise(self) -> None:
         """Divide by the sum of explicit weights, which is known only now."""
@@ -241,6 +264,7 @@ class OptimizerProxy(Optimizer):
         return f"OptimizerProxy({self.optimizer!r})"
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
+        self._gradients.strategy.check_new_group()
         self.optimizer.add_param_group(param_group)
 
     def state_dict(self) -> dict[str, Any]:
@@ -250,8 +274,9 @@ class OptimizerProxy(Optimizer):
         self.optimizer.load_state_dict(state_dict)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        if not self._gradients.holding:
+        if self._gradients.clearing:
             self._gradients.strategy.zero_grad(self.optimizer, set_to_none)
+            self._gradients.cleared()
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         if closure is not None and self._gradients.inside and self._gradients.grouped:

@@ -64,6 +64,7 @@ class Loop:
         self._saver.save_if_due()
         if session.stop.agreed:
             return
+        self._check_frozen()
         session.comm.meet("the beginning of run.steps()")
         session.in_steps = True
         left = loader.steps_left(session.config.accumulate)
@@ -79,6 +80,15 @@ class Loop:
             session.in_steps = False
             session.gradients.end()
             session.progress.stop()
+
+    def _check_frozen(self) -> None:
+        thawed = [name for name, parameter in self._session.frozen.items() if parameter.requires_grad]
+        if thawed:
+            raise UsageError(
+                f"{', '.join(thawed[:3])}{', …' if len(thawed) > 3 else ''} became trainable after prepare(), where "
+                f"strategy {self._session.strategy.name} doesn't average its gradients: let it be trainable at "
+                "prepare() (a learning rate of 0 keeps it still until it is to learn)"
+            )
 
     def _left(self, loader: PreparedLoader) -> None:
         """The script broke off the loop: its last step counts if it was taken, and this pass is over.

@@ -92,6 +92,8 @@ def _model(session: Session, model: nn.Module, moved: _Moved) -> nn.Module:
     moved.update({id(old): (old, after[name]) for name, old in before.items()})
     if session.config.precision in DTYPES:
         AutocastForward(session.device_type, DTYPES[session.config.precision]).attach(wrapped)
+    if not strategy.may_unfreeze:
+        session.frozen |= {name: p for name, p in after.items() if not p.requires_grad}
     session.models.append(wrapped)
     session.gradients.models.append(wrapped)
     session.contents.models.append(strategy.unwrap(wrapped))
@@ -114,6 +116,7 @@ def _optimizer(session: Session, optimizer: Optimizer, moved: _Moved) -> Optimiz
         raise UsageError(f"{type(optimizer).__name__} has stepped already: prepare it before its first step")
     proxy = OptimizerProxy(optimizer, session.gradients, session.config.lr_scaling)
     session.optimizers.append(proxy)
+    session.gradients.optimizers += 1
     session.contents.optimizers.append(optimizer)
     return proxy
 

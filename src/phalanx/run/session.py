@@ -40,6 +40,7 @@ class Session:
     in_epoch: bool = False
     trained: bool = False  # whether the current epoch has come to the end of a `steps` loop
     save_asked: bool = False
+    frozen: dict[str, nn.Parameter] = field(default_factory=dict)  # when prepared, where that is for good
     models: list[nn.Module] = field(default_factory=list)  # as given back, wrappers included
     optimizers: list[OptimizerProxy] = field(default_factory=list)
     loaders: list[PreparedLoader] = field(default_factory=list)

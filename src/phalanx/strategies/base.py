@@ -27,6 +27,7 @@ class Strategy:
 
     name: ClassVar[str] = ""
     whole_parameters: ClassVar[bool] = True  # whether each rank holds them unsharded
+    may_unfreeze: ClassVar[bool] = True  # whether parameters that become trainable after `wrap` are
     comm: Comm = None  # type: ignore[assignment]  # set by `setup`
 
     def setup(self) -> None:
@@ -63,6 +64,9 @@ class Strategy:
         """The same for an optimizer: its state, param_groups and load_state_dict."""
         return optimizer
 
+    def check_new_group(self) -> None:
+        """Raises UsageError where a prepared optimizer can't get another group of parameters."""
+
     def no_sync(self, model: nn.Module) -> AbstractContextManager[Any]:
         """Within it, backward passes add to the gradients of this rank only."""
         return nullcontext()
@@ -72,7 +76,8 @@ class Strategy:
         loss.backward()  # type: ignore[no-untyped-call]
 
     def settle(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Afterwards the gradients of `parameters` are those over all ranks. Called before they are looked at."""
+        """Afterwards the gradients of `parameters` are those over all ranks. Called before they are looked at, and with
+        none after a backward pass whose gradients are a step's."""
 
     def scale_gradients(self, models: list[nn.Module], factor: float) -> None:
         """Multiply all gradients in place."""

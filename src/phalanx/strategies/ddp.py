@@ -21,6 +21,7 @@ _BUFFERS = next(
 
 class Ddp(ProcessGroupStrategy):
     name = "ddp"
+    may_unfreeze = False
 
     def wrap(self, model: nn.Module) -> nn.Module:
         model = model.to(self.device)

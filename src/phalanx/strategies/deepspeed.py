@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from ..deepspeed_config import engine_config
 from ..errors import PlanError, UsageError
 from ..registry import require
+from .base import parameters_of
 from .process_group import ProcessGroupStrategy, broadcast_state
 
 # ZeRO gives an optimizer flat pieces of many parameters. These work element by element, so that it makes no difference.
@@ -29,6 +30,7 @@ _WITH_CLOSURE = ("LBFGS",)
 class Deepspeed(ProcessGroupStrategy):
     name = "deepspeed"
     whole_parameters = False  # also at stage 0 the engine calls no closure
+    may_unfreeze = False
 
     def setup(self) -> None:
         config = engine_config(self.config)  # what is wrong there is said before any rank waits for another
@@ -43,6 +45,7 @@ class Deepspeed(ProcessGroupStrategy):
         self._pending_norm: Tensor | None = None
         self._factor = 1.0
         self._reduced = False
+        self._dirty = False  # whether there are gradients of a step that isn't taken yet
         super().setup()
         os.environ.update(self.topology.environ())
 
@@ -75,6 +78,9 @@ class Deepspeed(ProcessGroupStrategy):
             )
         config = engine_config(self.config, batch_size, self.comm.world_size)
         self._check_optimizer(optimizer, config)
+        self._check_parameters(model, optimizer)
+        if self.config.deepspeed.zero_stage == 3 and self.unwrap(model) is not model:
+            raise UsageError("ZeRO stage 3 can't shard a model that torch.compile has taken: use stage 1 or 2 with it")
         config["zero_allow_untested_optimizer"] = True  # looked at above
         config.setdefault("zero_force_ds_cpu_optimizer", False)  # the script's optimizer it is, also with offload
         config.setdefault("steps_per_print", 2**31)
@@ -107,6 +113,31 @@ class Deepspeed(ProcessGroupStrategy):
                 "element) zero_allow_untested_optimizer in deepspeed.config"
             )
 
+    def _check_parameters(self, model: nn.Module, optimizer: Optimizer) -> None:
+        own = {id(p): name for name, p in model.named_parameters()}
+        held = {id(p) for p in parameters_of(optimizer)}
+        if not held <= set(own):
+            raise UsageError(
+                f"{type(optimizer).__name__} holds parameters of other models too, and DeepSpeed's engine is one "
+                "model's: put the models into one module, or use --strategy ddp or fsdp"
+            )
+        if self.config.deepspeed.zero_stage == 0:
+            return
+        left = [own[id(p)] for p in model.parameters() if p.requires_grad and id(p) not in held]
+        if left:
+            raise UsageError(
+                f"{', '.join(left[:3])}{', …' if len(left) > 3 else ''} of the model is trainable, but in no group of "
+                f"{type(optimizer).__name__}, which ZeRO can't have: requires_grad_(False), or give it to the optimizer"
+            )
+        if any(getattr(module, "sparse", False) for module in model.modules()):
+            raise UsageError("ZeRO has no sparse gradients: build the embedding with sparse=False")
+
+    def check_new_group(self) -> None:
+        raise UsageError(
+            "DeepSpeed's engine takes no new groups of parameters once it is made: give the optimizer all groups "
+            "before prepare() (a learning rate of 0 keeps one still)"
+        )
+
     @property
     def _plain(self) -> bool:
         """Whether the script's own optimizer steps on the parameters' own gradients."""
@@ -132,6 +163,12 @@ class Deepspeed(ProcessGroupStrategy):
     def backward(self, loss: Tensor) -> None:
         if self._engine is None:
             raise UsageError("strategy deepspeed needs the model and its optimizer in one prepare() before backward")
+        if self._pending_norm is not None:
+            raise UsageError(
+                "a backward pass after run.clip_grad_norm() without optimizer.step() between: ZeRO clips with the "
+                "step. Clip after the last backward pass; optimizer.zero_grad() drops a step that is left out"
+            )
+        self._dirty, self._reduced = True, False
         self._engine.backward(loss, scale_wrt_gas=False)
 
     def settle(self, parameters: Iterable[nn.Parameter]) -> None:
@@ -149,6 +186,11 @@ class Deepspeed(ProcessGroupStrategy):
         """ZeRO's norm is known, and stands in the tensor, once the optimizer has stepped."""
         if self._plain:
             return super().clip_grad_norm(model, max_norm, norm_type)
+        if model is not self._engine and model is not self.unwrap(self._engine):
+            raise UsageError(
+                f"ZeRO clips the whole model, and run.clip_grad_norm() got {type(model).__name__}: give it the model, "
+                "or use deepspeed.zero_stage=0"
+            )
         if norm_type != 2.0:
             raise UsageError(f"ZeRO clips by the 2-norm only, and norm_type={norm_type:g}: use deepspeed.zero_stage=0")
         self._optimizer.clip_grad = max_norm
@@ -165,14 +207,35 @@ class Deepspeed(ProcessGroupStrategy):
         if self._pending_norm is not None:
             self._pending_norm.fill_(float(self._engine.get_global_grad_norm()))
             self._pending_norm, zero.clip_grad = None, 0.0
-        self._factor, self._reduced = 1.0, False
+        self._factor, self._reduced, self._dirty = 1.0, False, False
+        buffer = getattr(zero, "grad_partitions_flat_buffer", None)
+        if buffer is not None and self.config.deepspeed.offload == "none":
+            buffer.zero_()  # stage 3 would step a parameter that the next pass doesn't reach by this gradient again
 
     def zero_grad(self, optimizer: Optimizer, set_to_none: bool) -> None:
         self._reduced = False
         if self._plain:
             super().zero_grad(optimizer, set_to_none)
-        else:
-            self._optimizer.zero_grad()
+        elif self._dirty:  # the engine has cleared the gradients of a step that was taken
+            drop_gradients(self._optimizer)
+            self._factor, self._pending_norm, self._dirty, self._optimizer.clip_grad = 1.0, None, False, 0.0
+
+
+def drop_gradients(zero: Any) -> None:
+    """Forget what backward passes have given to ZeRO, as it does itself after an overflow."""
+    zero.zero_grad(set_to_none=True)
+    if hasattr(zero, "grad_partitions_flat_buffer"):  # stage 3
+        zero.averaged_gradients = {}
+        zero.grad_partitions_flat_buffer.zero_()
+        return
+    zero._release_preflattened_grad_buffers()
+    zero.micro_step_id = -1
+    if zero.cpu_offload:
+        zero.reset_cpu_buffers()
+        zero._offload_accumulated_param_ids = set()
+        return
+    for group in zero.averaged_gradients:
+        zero.averaged_gradients[group] = zero.all_grad_tensors[group] = None
 
 
 def _forget_groups() -> None:

@@ -30,21 +30,23 @@ from .process_group import ProcessGroupStrategy
 
 class Horovod(ProcessGroupStrategy):
     name = "horovod"
+    may_unfreeze = False
 
     def setup(self) -> None:
         self._how = how = horovod_ranks.controller(self.topology, os.environ, horovod_ranks.built_with())
         self._hvd = require("horovod.torch", "horovod")
         if how == "gloo":
+            self._check_adasum(by_mpi=False)
             super().setup()
             self._set_variables()
         if self.topology.world_size > 1:
             self._hvd.init()
             self._check_world()
+            self._check_adasum(self._hvd.mpi_enabled())
         if how != "gloo":
             self._agree_on_port()
             super().setup()
         self._reducer = Reducer(self._hvd, self._compression(), self.config.horovod.gradient_predivide_factor)
-        self._check_adasum()
 
     def _set_variables(self) -> None:
         """Nobody has set them: the script was started by srun itself."""
@@ -81,7 +83,7 @@ class Horovod(ProcessGroupStrategy):
     def _compression(self) -> Any:
         return self._hvd.Compression.fp16 if self.config.horovod.fp16_allreduce else self._hvd.Compression.none
 
-    def _check_adasum(self) -> None:
+    def _check_adasum(self, by_mpi: bool) -> None:
         settings, size = self.config.horovod, self.topology.world_size
         if not settings.use_adasum:
             return
@@ -90,7 +92,7 @@ class Horovod(ProcessGroupStrategy):
                 f"horovod.gradient_predivide_factor={settings.gradient_predivide_factor:g} divides an average, which "
                 "horovod.use_adasum replaces: set one of them"
             )
-        if size > 1 and not self._hvd.mpi_enabled():
+        if not by_mpi:
             raise PlanError("horovod.use_adasum needs Horovod with MPI: use a build with it under --launcher mpirun")
         if size & (size - 1):
             raise PlanError(f"horovod.use_adasum needs a power of two as world size, and it is {size}")
@@ -137,28 +139,32 @@ class Horovod(ProcessGroupStrategy):
 
 
 class Reducer:
-    """Averages each parameter's gradient as soon as a backward pass has made it.
+    """Averages each parameter's gradient as soon as a backward pass has made it; at the pass's end all averages are in.
 
-    A parameter without a gradient counts as zeros, since another rank may have one: as Horovod's own optimizer does.
+    A parameter of the model without a gradient counts as zeros, since another rank may have one: as Horovod's own
+    optimizer does.
     """
 
     def __init__(self, hvd: Any, compression: Any, predivide: float) -> None:
         self._hvd = hvd
         self._compression = compression
         self._predivide = predivide
-        self._names: dict[nn.Parameter, str] = {}
+        self._models: list[dict[nn.Parameter, str]] = []  # the names of each one's trainable parameters
+        self._place: dict[nn.Parameter, int] = {}  # in these
         self._flying: dict[nn.Parameter, tuple[Any, Any]] = {}  # being averaged: Horovod's handle, and compression's
         self._own: set[nn.Parameter] = set()  # with gradients of this rank alone
+        self._passing: set[int] = set()  # models that the backward pass has reached
         self._holding = False
 
     def watch(self, model: nn.Module) -> None:
         """From now on, average the gradients of this model."""
-        prefix = f"model{len({name.partition('.')[0] for name in self._names.values()})}"
-        for name, parameter in model.named_parameters():
-            if parameter.requires_grad:
-                self._names[parameter] = f"{prefix}.{name}"
-                parameter.register_hook(partial(self._before, parameter))  # type: ignore[no-untyped-call]
-                parameter.register_post_accumulate_grad_hook(self._after)  # type: ignore[no-untyped-call]
+        number = len(self._models)
+        names = {p: f"model{number}.{name}" for name, p in model.named_parameters() if p.requires_grad}
+        self._models.append(names)
+        for parameter in names:
+            self._place[parameter] = number
+            parameter.register_hook(partial(self._before, parameter))  # type: ignore[no-untyped-call]
+            parameter.register_post_accumulate_grad_hook(self._after)  # type: ignore[no-untyped-call]
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -170,20 +176,34 @@ class Reducer:
             self._holding = False
 
     def _before(self, parameter: nn.Parameter, _: Tensor) -> None:
-        """A second backward pass of the same step adds to an average that must have come in."""
+        """What comes now adds to an average that must have come in."""
         self._land(parameter)
 
     def _after(self, parameter: Tensor) -> None:
         assert isinstance(parameter, nn.Parameter)
         self._own.add(parameter)
-        if not self._holding:
-            self._launch(parameter)
+        if self._holding:
+            return
+        if not self._passing:  # the way in which DDP and FSDP learn of the end
+            torch.autograd.Variable._execution_engine.queue_callback(self._finish)
+        self._passing.add(self._place[parameter])
+        self._launch(parameter)
+
+    def _finish(self) -> None:
+        """The backward pass is over: whoever looks at gradients now sees averages."""
+        reached, self._passing = sorted(self._passing), set()
+        for number in reached:
+            for parameter in self._models[number]:
+                if parameter not in self._flying and (parameter in self._own or parameter.grad is None):
+                    self._launch(parameter)
+        for parameter in list(self._flying):
+            self._land(parameter)
 
     def _launch(self, parameter: nn.Parameter) -> None:
         self._own.discard(parameter)
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
-        gradient, name = parameter.grad, self._names[parameter]
+        gradient, name = parameter.grad, self._models[self._place[parameter]][parameter]
         if gradient.is_sparse:
             self._flying[parameter] = self._hvd.sparse_allreduce_async(gradient, name, self._hvd.Average), None
             return
@@ -206,16 +226,13 @@ class Reducer:
             parameter.grad.copy_(average)
 
     def settle(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Averages of all `parameters`: launch those that no backward pass has, then wait."""
-        watched = [parameter for parameter in parameters if parameter in self._names]
-        for parameter in watched:
-            if parameter not in self._flying and (parameter in self._own or parameter.grad is None):
-                self._launch(parameter)
-        for parameter in watched:
+        """Averages also of what was held back and not followed by a pass that wasn't."""
+        left = [parameter for parameter in parameters if parameter in self._own]
+        for parameter in left:
+            self._launch(parameter)
+        for parameter in left:
             self._land(parameter)
 
     def forget(self, parameters: Iterable[nn.Parameter]) -> None:
         """The gradients are about to be cleared."""
-        for parameter in parameters:
-            self._land(parameter)
-            self._own.discard(parameter)
+        self._own.difference_update(parameters)

@@ -123,7 +123,7 @@ class ZeroOptimizer:
         found: dict[nn.Parameter, dict[str, Any]] = {}
         for parameters, flats in zip(self._groups, self._flats(), strict=True):
             sample = self.inner.state.get(flats[0], {})
-            for parameter in parameters if sample else ():
+            for parameter in (p for p in parameters if sample and p.requires_grad):
                 found[parameter] = {key: _entry(parameter, flats[0], key, value) for key, value in sample.items()}
         return found
 
