@@ -258,6 +258,20 @@ def not_reached() -> list[Any]:
         return list(run._session.strategy.saved_model(model).state_dict().values())
 
 
+def frozen_and_saved() -> list[Any]:
+    """A layer that is frozen, in the optimizer's group: it has no state to save."""
+    with phalanx.init(progress=False) as run:
+        model = small()
+        model[0].requires_grad_(False)
+        model, optimizer, loader = sixteen(run, model)
+        for x, y in run.steps(loader):
+            run.backward(nn.functional.mse_loss(model(x), y))
+            optimizer.step()
+            optimizer.zero_grad()
+        assert run.save() is not None
+        return list(run._session.strategy.saved_model(model).state_dict().values())
+
+
 def clipped_by_torch() -> list[Any]:
     """torch's own clipping looks at gradients right after the backward pass."""
     with phalanx.init(progress=False) as run:
@@ -277,6 +291,7 @@ def slips(strategy: str) -> dict[str, Any]:
         "left out, weighted": left_out(True),
         "cleared first": cleared_first(True),
         "not reached": not_reached(),
+        "frozen": frozen_and_saved(),
         "clipped by torch": None if zero else clipped_by_torch(),
     }
 
