@@ -24,6 +24,7 @@ from .process_group import ProcessGroupStrategy, broadcast_state
 # ZeRO gives an optimizer flat pieces of many parameters. These work element by element, so that it makes no difference.
 _ELEMENTWISE = ("SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Adadelta", "ASGD", "Rprop")
 _OWN_KIND = ("FusedAdam", "DeepSpeedCPUAdam", "DeepSpeedCPULion", "FusedLion")
+_FINALIZE = "finalize_gradient_accumulation_boundary"
 _WITH_CLOSURE = ("LBFGS",)
 
 
@@ -46,6 +47,7 @@ class Deepspeed(ProcessGroupStrategy):
         self._factor = 1.0
         self._reduced = False
         self._dirty = False  # whether there are gradients of a step that isn't taken yet
+        self._clipped = False  # whether they are to be clipped
         super().setup()
         os.environ.update(self.topology.environ())
 
@@ -163,7 +165,7 @@ class Deepspeed(ProcessGroupStrategy):
     def backward(self, loss: Tensor) -> None:
         if self._engine is None:
             raise UsageError("strategy deepspeed needs the model and its optimizer in one prepare() before backward")
-        if self._pending_norm is not None:
+        if self._clipped:
             raise UsageError(
                 "a backward pass after run.clip_grad_norm() without optimizer.step() between: ZeRO clips with the "
                 "step. Clip after the last backward pass; optimizer.zero_grad() drops a step that is left out"
@@ -183,7 +185,7 @@ class Deepspeed(ProcessGroupStrategy):
             self._factor *= factor
 
     def clip_grad_norm(self, model: nn.Module, max_norm: float, norm_type: float) -> Tensor:
-        """ZeRO's norm is known, and stands in the tensor, once the optimizer has stepped."""
+        """ZeRO clips with the step; with offload its norm is known, and stands in the tensor, only then."""
         if self._plain:
             return super().clip_grad_norm(model, max_norm, norm_type)
         if model is not self._engine and model is not self.unwrap(self._engine):
@@ -193,9 +195,29 @@ class Deepspeed(ProcessGroupStrategy):
             )
         if norm_type != 2.0:
             raise UsageError(f"ZeRO clips by the 2-norm only, and norm_type={norm_type:g}: use deepspeed.zero_stage=0")
-        self._optimizer.clip_grad = max_norm
-        self._pending_norm = torch.full((), float("nan"), device=self.device)
+        self._optimizer.clip_grad, self._clipped = max_norm, True
+        if self.config.deepspeed.offload == "none":
+            return self._norm()
+        self._pending_norm = torch.zeros((), device=self.device)
         return self._pending_norm
+
+    def _norm(self) -> Tensor:
+        """The norm that the step will find, after the factor that it will divide by."""
+        zero, engine = self._optimizer, self._engine
+        if self.config.deepspeed.zero_stage == 1 and engine.enable_backward_allreduce:
+            # Stage 1 sums over ranks in the engine's step: it is done now, and not again then.
+            engine._running_engine_step = True
+            engine.allreduce_gradients()
+            engine._running_engine_step = engine.enable_backward_allreduce = False
+        if self.config.deepspeed.zero_stage == 2:
+            zero.finalize_gradient_accumulation_boundary()
+            zero.finalize_gradient_accumulation_boundary = _nothing  # as above, until the step is over
+        if self.config.deepspeed.zero_stage == 3:
+            norm = require("deepspeed.runtime.utils", "deepspeed").combine_grad_norm_groups(zero._get_norm_groups())
+        else:
+            norm = zero.scaled_global_norm()
+        true: Tensor = torch.as_tensor(norm, device=self.device) * (self._factor / zero.loss_scale)
+        return true
 
     def step(self, optimizer: Optimizer) -> Any:
         zero = self._optimizer
@@ -206,8 +228,7 @@ class Deepspeed(ProcessGroupStrategy):
             zero.loss_scaler.cur_scale *= self._factor
         if self._pending_norm is not None:
             self._pending_norm.fill_(float(self._engine.get_global_grad_norm()))
-            self._pending_norm, zero.clip_grad = None, 0.0
-        self._factor, self._reduced, self._dirty = 1.0, False, False
+        self._begin_step()
         buffer = getattr(zero, "grad_partitions_flat_buffer", None)
         if buffer is not None and self.config.deepspeed.offload == "none":
             buffer.zero_()  # stage 3 would step a parameter that the next pass doesn't reach by this gradient again
@@ -218,7 +239,20 @@ class Deepspeed(ProcessGroupStrategy):
             super().zero_grad(optimizer, set_to_none)
         elif self._dirty:  # the engine has cleared the gradients of a step that was taken
             drop_gradients(self._optimizer)
-            self._factor, self._pending_norm, self._dirty, self._optimizer.clip_grad = 1.0, None, False, 0.0
+            self._begin_step()
+
+    def _begin_step(self) -> None:
+        """Nothing is left of the step before."""
+        self._factor, self._pending_norm = 1.0, None
+        self._reduced = self._dirty = self._clipped = False
+        if not self._plain:
+            self._optimizer.clip_grad, self._engine.enable_backward_allreduce = 0.0, True
+            if vars(self._optimizer).pop(_FINALIZE, None):
+                self._optimizer.set_gradient_accumulation_boundary(False)
+
+
+def _nothing() -> None:
+    pass
 
 
 def drop_gradients(zero: Any) -> None:
