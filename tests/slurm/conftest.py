@@ -136,7 +136,9 @@ class User:
 
     def run_dir(self, name: str) -> Path:
         """That of the launch; a script that begins a second run has made others beside it."""
-        (found,) = (path for path in (self.work / "runs" / name).iterdir() if (path / "jobs").is_dir())
+        kept = ("jobs", "plan.json")  # of jobs, and of `phalanx run`
+        folders = (self.work / "runs" / name).iterdir()
+        (found,) = (path for path in folders if any((path / entry).exists() for entry in kept))
         return found
 
     def output(self, name: str) -> str:
