@@ -32,6 +32,7 @@ def engine_config(config: JobConfig, batch_size: int | None = None, world_size: 
     for key, whose in _THE_RUNS.items():
         if said.pop(key, _FREE) not in (_FREE, None, 0, 0.0, {"enabled": False}):
             raise _conflict(config, key, f"{whose}: take it out of the file")
+    _check_offload(config, said)
     own = _own(config)
     size = batch_size or 1
     sizes = {"train_micro_batch_size_per_gpu": size, "train_batch_size": size * world_size if world_size else None}
@@ -59,6 +60,18 @@ def _own(config: JobConfig) -> dict[str, Any]:
     steps = {"gradient_accumulation_steps": 1, "managed_gradient_accumulation": False, "gradient_clipping": 0.0}
     fp16 = {"fp16": {"enabled": True}} if config.precision == "fp16" else {}
     return {"zero_optimization": zero, **steps, **fp16}
+
+
+def _check_offload(config: JobConfig, said: Mapping[str, Any]) -> None:
+    """Where state lives decides how the engine is handled, so the setting has to say it."""
+    for name in ("offload_optimizer", "offload_param"):
+        offload = (said.get("zero_optimization") or {}).get(name)
+        device = offload.get("device", _FREE) if isinstance(offload, dict) else _FREE
+        if device == "nvme":
+            raise ConfigError(f"{config.deepspeed.config}: NVMe offload isn't supported; set {name}.device to cpu")
+        if config.deepspeed.offload == "none" and device not in (_FREE, "none"):
+            what = f"{device} there, but the run has none (deepspeed.offload={device})"
+            raise _conflict(config, f"zero_optimization.{name}.device", what)
 
 
 def _check_precision(config: JobConfig, said: Mapping[str, Any]) -> None:
@@ -117,8 +130,4 @@ def _read(path: str | None) -> dict[str, Any]:
     for name in ("zero_optimization", "fp16", "bf16"):
         if not isinstance(said.get(name, {}), dict):
             raise ConfigError(f"deepspeed.config={path!r}: {name} is {said[name]!r}: expected an object of settings")
-    for name in ("offload_optimizer", "offload_param"):
-        offload = (said.get("zero_optimization") or {}).get(name) or {}
-        if isinstance(offload, dict) and offload.get("device") == "nvme":
-            raise ConfigError(f"deepspeed.config={path!r}: NVMe offload isn't supported; set {name}.device to cpu")
     return said

@@ -87,6 +87,11 @@ def test_fp16_is_the_engines_own(tmp_path):
             (),
             ["NVMe", "offload_optimizer"],
         ),
+        (
+            {"zero_optimization": {"offload_optimizer": {"device": "cpu"}}},
+            (),
+            ["offload_optimizer", "deepspeed.offload=cpu"],
+        ),
         ({"bfloat16": {"enabled": True}}, (), ["bf16", "precision=fp32"]),
         ({"zero_optimization": 3}, (), ["zero_optimization is 3", "object"]),
         ({"fp16": "yes"}, (), ["fp16 is 'yes'", "object"]),
