@@ -184,6 +184,19 @@ def test_a_head_that_gives_up_early_is_started_again_until_the_limit(work: Path,
     assert len((work / "starts").read_text()) >= 2
 
 
+def test_a_raylet_that_dies_while_ray_starts_is_started_again(work: Path, temp: Path) -> None:
+    """It does so where its own processes take more than 30 seconds; `ray start` then waits for it in vain."""
+    (work / "s.py").write_text("")
+    (work / "raylet").symlink_to("/bin/sleep")
+    code = (
+        "import subprocess, time; open('starts', 'a').write('x'); subprocess.run(['./raylet', '0.5']); time.sleep(1000)"
+    )
+    ended = ray_run("ray.start_timeout=8", "s.py", env=fake_ray(work, code))
+    assert ended.returncode == 2
+    assert f"the Ray head on {HOST} did not come up within 8 s" in ended.stderr
+    assert len((work / "starts").read_text()) >= 2
+
+
 def test_without_ray_nothing_is_started(work: Path) -> None:
     """An environment of its own that has everything but Ray."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", "bare"], check=True)

@@ -35,7 +35,8 @@ def jobs(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Any:
     for launch in CONTAINED:
         if not set(LACKING) & {launch.launcher.replace("run", ""), *launch.strategies}:
             clean = f"container.clean_env={str(launch.launcher == 'srun').lower()}"
-            words = ("-c", folder / "job.yaml", *launch.words(), clean, "env.MY_A=$x, `y`")
+            patience = "ray.start_timeout=500"  # many jobs start at once here
+            words = ("-c", folder / "job.yaml", *launch.words(), clean, patience, "env.MY_A=$x, `y`")
             strategies = f"--strategies={','.join(launch.strategies)}"
             ids[launch] = user.submit(*words, TRAIN, f"--steps={STEPS}", strategies)
     ended = {launch: cluster.wait(job, timeout=600) for launch, job in ids.items()}

@@ -53,6 +53,16 @@ def descendants(proc: Path = Path("/proc")) -> list[int]:
     return found
 
 
+def named(name: str) -> set[int]:
+    """Processes below this one that run the program `name`."""
+    found = set()
+    for pid in descendants():
+        with suppress(OSError):
+            if Path(f"/proc/{pid}/comm").read_text().strip() == name:
+                found.add(pid)
+    return found
+
+
 def last_words(log: Path, temp: Path | None) -> str:
     """What Ray said last, in `log` and in its own logs below `temp`, of which that is kept in `log` too."""
     lines = _last_lines(log, _LINES)

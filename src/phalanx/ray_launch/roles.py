@@ -17,6 +17,7 @@ from .meeting import DONE, Followers, head_address, hosts
 from .node import Node
 
 _STARTED, _GAVE_UP = b"Ray runtime started", b"timed out during startup"  # in the words of `ray start`
+_LOOK = 0.2  # seconds between looks at the raylet
 _GRACE = 10.0  # seconds for Slurm to see what killed the first agent, lest we seem to have failed before it
 
 if TYPE_CHECKING:
@@ -41,26 +42,42 @@ def lead(agent: Agent) -> int:
 
 
 def _start_ray(agent: Agent, node: Node, token: str, head: str | None = None) -> subprocess.Popen[bytes]:
-    """This node's Ray, once it says that it is up. Where it gave up on its own slow processes, which it does after
-    30 seconds, it is started again, as long as our limit lets it.
+    """This node's Ray, once it says that it is up. Where it gave up on its own slow processes, as `ray start` and the
+    raylet each do after 30 seconds, it is started again, as long as our limit lets it.
 
     Raises PlanError at the limit, RayEnded if it can't start.
     """
     what = "head" if head is None else "node"
     while True:
         begin = agent.log.stat().st_size if agent.log.exists() else 0
-        ray = agent.spawn_ray(node, token, head)
-        while ray.poll() is None and not _says(agent, begin, _STARTED):
+        ray, raylet = agent.spawn_ray(node, token, head), _Raylet()
+        while ray.poll() is None and not _says(agent, begin, _STARTED) and not raylet.gone():
             agent.turn()
             if time.monotonic() > agent.limit:
                 raise PlanError(
                     f"the Ray {what} on {socket.gethostname()} did not come up within {agent.options.start_timeout} s; "
                     f"more time: ray.start_timeout. {agent.last_words()}"
                 )
-        if ray.poll() is None or not _says(agent, begin, _GAVE_UP):
+        if _says(agent, begin, _STARTED) or (ray.poll() is not None and not _says(agent, begin, _GAVE_UP)):
             agent.watch(ray, what)
             return ray
         processes.kill_all()
+
+
+class _Raylet:
+    """Ray's own daemon on this node: when it ends in the making, `ray start` goes on waiting for it."""
+
+    def __init__(self) -> None:
+        self._seen, self._next = False, 0.0
+
+    def gone(self) -> bool:
+        """Whether it was there, and isn't any more."""
+        if time.monotonic() < self._next:
+            return False
+        self._next = time.monotonic() + _LOOK
+        there = bool(processes.named("raylet"))
+        self._seen = self._seen or there
+        return self._seen and not there
 
 
 def _says(agent: Agent, begin: int, text: bytes) -> bool:
