@@ -41,6 +41,26 @@ class Start(Record):
     device: str
     strategy: str
     versions: dict[str, str]
+    num_nodes: int = 0  # 0: written by a version that didn't say
+    launched_by: str = ""  # the topology's source
+    api: str = "run"  # or "epoch-timer", for a script without the API
+
+
+@dataclass(frozen=True)
+class Workload(Record):
+    """What a run trains, once known (at the first step): runs that differ in it aren't one scaling curve.
+
+    `parameters` are those of all prepared models; `gradient_bytes` what an all-reduce of all gradients would move;
+    `batch_size` samples per rank and micro-batch; `dataset` samples of a pass over all ranks. None: not known.
+    """
+
+    kind = "workload"
+    parameters: int
+    gradient_bytes: int
+    batch_size: int | None
+    accumulate: int
+    dataset: int | None
+    precision: str
 
 
 @dataclass(frozen=True)
@@ -76,6 +96,54 @@ class Epoch(Record):
 
 
 @dataclass(frozen=True)
+class Profile(Record):
+    """A profiled window: steps `step` to `step + steps - 1` took `seconds` of wall time on this rank. Its device (its
+    CPU, without one) was `compute` seconds in kernels, `communication` seconds in collectives, `exposed` of these with
+    no kernel beside them. Such steps are slower than others."""
+
+    kind = "profile"
+    step: int
+    steps: int
+    seconds: float
+    compute: float
+    communication: float
+    exposed: float
+
+
+@dataclass(frozen=True)
+class Gpu(Record):
+    """This rank's GPU in the `seconds` since its last such record, by NVML: mean `utilisation` in percent, most
+    `memory` in use in MiB, `energy` in joules. NaN: the GPU doesn't tell."""
+
+    kind = "gpu"
+    seconds: float
+    utilisation: float
+    memory: float
+    energy: float
+
+
+@dataclass(frozen=True)
+class Peak(Record):
+    """Most memory that this rank has had by `step`, MiB: `device` by torch (0 on a CPU), `host` resident."""
+
+    kind = "peak"
+    step: int
+    device: float
+    host: float
+
+
+@dataclass(frozen=True)
+class AllReduce(Record):
+    """One size of an all-reduce benchmark: the median `seconds` of `repeats` all-reduces of `bytes` over all ranks."""
+
+    kind = "allreduce"
+    bytes: int
+    seconds: float
+    repeats: int
+    backend: str
+
+
+@dataclass(frozen=True)
 class Metric(Record):
     """What the script logged at `step`."""
 
@@ -105,7 +173,10 @@ class Exit(Record):
     exception: str
 
 
-KINDS: dict[str, type[Record]] = {cls.kind: cls for cls in (Start, Resume, Step, Epoch, Metric, Checkpoint, Exit)}
+KINDS: dict[str, type[Record]] = {
+    cls.kind: cls
+    for cls in (Start, Workload, Resume, Step, Epoch, Profile, Gpu, Peak, AllReduce, Metric, Checkpoint, Exit)
+}
 
 
 _STEP_LINE = (

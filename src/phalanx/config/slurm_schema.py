@@ -156,6 +156,15 @@ class SlurmSettings(Section):
     )
     strategies: TextList = Field(default=(), description="strategies of a series; unset: ddp, horovod and deepspeed")
     scalability_nodes: tuple[int, ...] = Field(default=(1, 2, 4, 8), description="numbers of nodes of a scaling-test")
+    scalability_nproc: tuple[int, ...] | None = Field(
+        default=None,
+        description="numbers of processes of a scaling-test on this machine; unset: 1, 2, 4, … up to its GPUs or CPUs",
+    )
+    repeats: Positive = Field(default=1, description="how often each member of a series is run")
+    scaling: Literal["strong", "weak"] = Field(
+        default="strong",
+        description="recorded for the report: strong, one workload for all sizes; weak, it grows with them",
+    )
     save_script: bool = Field(default=True, description="submit: keep the script in save_dir")
     submit_job: bool = Field(default=True, description="submit: hand the script to sbatch")
     save_dir: str = Field(default="slurm-scripts", description="folder for saved scripts")
@@ -189,12 +198,15 @@ class SlurmSettings(Section):
         """A list of lines is the same as the lines."""
         return "\n".join(map(str, value)) if isinstance(value, (list, tuple)) else value
 
-    @field_validator("scalability_nodes", mode="before")
+    @field_validator("scalability_nodes", "scalability_nproc", mode="before")
     @classmethod
-    def _numbers(cls, value: Any) -> Any:
+    def _numbers(cls, value: Any, info: ValidationInfo) -> Any:
+        nproc = info.field_name == "scalability_nproc"
+        if nproc and (value is None or is_null(value)):
+            return None
         found = tuple(to_integer(item) for item in to_text_list(value)) if not is_null(value) else ()
         if not found or any(not isinstance(item, int) or item < 1 for item in found):
-            raise ValueError("expected numbers of nodes from 1, such as 1, 2, 4")
+            raise ValueError(f"expected numbers of {'processes' if nproc else 'nodes'} from 1, such as 1, 2, 4")
         return found
 
     @field_validator("time")

@@ -183,6 +183,8 @@ def _start(strategy: Strategy, loaded: Loaded) -> Run:
         device=_device_name(strategy.device),
         strategy=strategy.name,
         versions={"python": platform.python_version(), "torch": torch.__version__},
+        num_nodes=topology.num_nodes,
+        launched_by=topology.source,
     )
     writer.write(start)
     log.info(

@@ -1,0 +1,1 @@
+"""Scaling reports: what runs recorded, as tables, plots and one page. Reads files only, and never imports torch."""
