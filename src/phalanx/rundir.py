@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import shutil
@@ -69,6 +70,23 @@ def _start_time(run_dir: Path) -> str:
     if not run_dir.name.startswith("job-"):
         return run_dir.name
     return time.strftime(_STAMP, time.gmtime(run_dir.stat().st_ctime))
+
+
+def run_dirs_of_series(root: str | Path, name: str) -> list[Path]:
+    """The run directories of a series' members, by path; none if there is no such series under `root`.
+
+    Every job, and every member of a local series, leaves a note `jobs/<id>.json` that names its series.
+    """
+    notes = Path(root).expanduser().absolute().glob("*/*/jobs/*.json")
+    return sorted({note.parents[1] for note in notes if _series_of(note) == name})
+
+
+def _series_of(note: Path) -> str | None:
+    try:
+        series = json.loads(note.read_text(encoding="utf-8"))["series"]
+    except (OSError, ValueError, KeyError, TypeError):  # no note of ours
+        return None
+    return series if isinstance(series, str) else None
 
 
 def next_attempt(run_dir: Path) -> int:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from phalanx.errors import PlanError
-from phalanx.rundir import find_run_dir, log_path, new_run_dir, next_attempt, write_atomic
+from phalanx.rundir import find_run_dir, log_path, new_run_dir, next_attempt, run_dirs_of_series, write_atomic
 
 
 def test_launches_in_one_second_get_different_folders(tmp_path, monkeypatch):
@@ -61,3 +61,21 @@ def test_an_atomic_write_leaves_no_part(tmp_path):
     write_atomic(tmp_path / "a.json", "two")
     assert os.listdir(tmp_path) == ["a.json"]
     assert (tmp_path / "a.json").read_text() == "two"
+
+
+def test_the_members_of_a_series_are_found_by_its_name(tmp_path):
+    for run, note, text in (
+        ("s-ddp-1x2/b", "12", '{"series": "s-1"}'),
+        ("s-ddp-1x2/b", "13", '{"series": "s-1"}'),  # the same run, submitted once more
+        ("s-ddp-1x1/a", "local", '{"series": "s-1"}'),
+        ("s-ddp-1x1/c", "14", '{"series": "s-2"}'),
+        ("other/d", "15", '{"series": null}'),
+        ("other/e", "16", '["series"]'),
+        ("other/f", "17", "cut o"),
+    ):
+        path = tmp_path / run / "jobs" / f"{note}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    assert run_dirs_of_series(tmp_path, "s-1") == [tmp_path / "s-ddp-1x1" / "a", tmp_path / "s-ddp-1x2" / "b"]
+    assert run_dirs_of_series(tmp_path, "s") == []
+    assert run_dirs_of_series(tmp_path / "nowhere", "s-1") == []
