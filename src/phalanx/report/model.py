@@ -91,6 +91,9 @@ class RunData:
     energy: float | None = None  # of all GPUs, whole run
     peak_device: float | None = None  # of the rank that has most
     peak_host: float | None = None
+    samples: float | None = None  # of the whole run, with steps that are left out
+    restarts: tuple[int, ...] = ()  # rows of `steps` at which a later attempt went on
+    allreduce: Numbers = field(default_factory=lambda: np.empty((0, 3)))  # (bytes, seconds, repeats), of a benchmark
 
 
 @dataclass(frozen=True)
@@ -164,6 +167,8 @@ class Line:
     points: tuple[Point, ...]
     baseline: bool = False
     forecast: Forecast | None = None
+    of: str = "epoch"  # whose time speedup and efficiency are of: "epoch", "sample" or "step"
+    verdict: str = ""  # one sentence: is the next size worth it?
 
 
 @dataclass(frozen=True)
