@@ -130,7 +130,8 @@ class Measured:
         self.seed = zlib.crc32(f"{runs[0].label} {runs[0].size.text}".encode())
         epochs = [_warm_epochs(run, options.warmup_epochs, warnings) for run in runs]
         steps = [_warm_steps(run, options) for run in runs]
-        self.epoch = sample([table[:, 1] for table in epochs], self.seed)
+        # Means: N epochs take N times as long. Of steps, the usual one.
+        self.epoch = sample([table[:, 1] for table in epochs], self.seed, middle=False)
         count = sum(map(len, steps))
         self.step = sample([block_medians(table[:, 2]) for table in steps], self.seed + 1, count=count)
         self.throughput = self._of_blocks(steps, 4, 2, count) or self._from_epochs()

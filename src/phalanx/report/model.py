@@ -98,8 +98,9 @@ class RunData:
 
 @dataclass(frozen=True)
 class Stat:
-    """A median (or the only value) of `count` observations, with what it varies by: `low` and `high` enclose the middle
-    95% of a bootstrap of the median, or are the value itself when there is one observation."""
+    """A figure of `count` observations, with what it varies by: `low` and `high` enclose the middle 95% of a bootstrap,
+    or are the value itself when there is one observation. Over runs it is the median; within a run, the mean of epochs
+    and the median of steps."""
 
     value: float
     low: float

@@ -1,4 +1,4 @@
-"""Medians with what they vary by: a bootstrap over runs, and over stretches of each run."""
+"""Figures with what they vary by: a bootstrap over runs, and over stretches of each run."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import numpy as np
 
 from .model import Numbers, Stat
 
-DRAWS = 400
+DRAWS = 200
 _BLOCKS = 32  # stretches into which a run's steps are cut: neighbours aren't independent
 _MIDDLE = (2.5, 97.5)  # percent
 
 
 @dataclass(frozen=True)
 class Sample:
-    """A median, and what it was in each of DRAWS resamples; ratios of two are taken draw by draw."""
+    """A figure, and what it was in each of DRAWS resamples; ratios of two are taken draw by draw."""
 
     value: float
     draws: Numbers
@@ -50,7 +50,7 @@ def block_medians(values: Numbers) -> Numbers:
 
 
 def sample(runs: Sequence[Numbers], seed: int, middle: bool = True, count: int | None = None) -> Sample | None:
-    """The median over runs of each run's median (mean if not `middle`); None without any number.
+    """The median over runs of each run's median (mean, if not `middle`); None without any number.
 
     Runs are resampled first, where there are several, and then each run's values: steps of one run are no repeats of
     the run. The draws are the same for the same numbers and seed.
