@@ -1,0 +1,246 @@
+"""The report in words: on the terminal, and as summary.md."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .model import Analysis, Comparison, Forecast, Group, Input, Line, Point, Stat
+from .text import between, count, digits, percent, time, unit_of_energies, unit_of_times
+from .verdict import verdict
+
+_INPUTS = 10  # that are listed in words; inputs.csv has all
+_OF = {"epoch": "epoch times", "sample": "times a sample, in steps", "step": "step times"}
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of a table: the first columns are the last to go where there is little room."""
+
+    title: str
+    cells: tuple[str, ...]
+    keep: int  # rank: 0 always stays
+
+
+def columns(points: Sequence[Point], scaling: str) -> list[Column]:
+    """What is known of these points, in the order of the table."""
+    scaled = "scaled speedup" if scaling == "weak" else "speedup"
+    found = [
+        Column("size", tuple(point.size.text for point in points), 0),
+        Column("runs", tuple(str(point.runs) for point in points), 5),
+        _times("epoch", [point.epoch for point in points], 1),
+        _times("step", [point.step for point in points], 4),
+        _figures("samples/s", [point.throughput for point in points], 3),
+        _figures(scaled, [point.speedup for point in points], 1),
+        Column("95%", tuple(between(point.speedup) if point.speedup else "" for point in points), 2),
+        _shares("efficiency", [point.efficiency for point in points], 0),
+        _shares("data wait", [point.wait for point in points], 6),
+        _shares("comm.", [point.communication for point in points], 7),
+        _shares("exposed", [point.exposed for point in points], 8),
+        Column("GPU use", tuple(f"{p.gpu_utilisation.value:.0f}%" if p.gpu_utilisation else "" for p in points), 9),
+        _energies("energy", [point.energy for point in points], 10),
+        _figures("memory MiB", [_one(point.peak_device or None) for point in points], 12),
+        _figures("device-h", [point.device_hours for point in points], 11),
+    ]
+    return [column for column in found if any(column.cells)]
+
+
+def _one(value: float | None) -> Stat | None:
+    return None if value is None else Stat(value, value, value, 1)
+
+
+def _figures(title: str, stats: Sequence[Stat | None], keep: int) -> Column:
+    return Column(title, tuple(digits(stat.value) if stat else "" for stat in stats), keep)
+
+
+def _shares(title: str, stats: Sequence[Stat | None], keep: int) -> Column:
+    return Column(title, tuple(percent(stat.value) if stat else "" for stat in stats), keep)
+
+
+def _times(title: str, stats: Sequence[Stat | None], keep: int) -> Column:
+    size, unit = unit_of_times([stat.value for stat in stats if stat])
+    return Column(f"{title} {unit}", tuple(digits(stat.value / size) if stat else "" for stat in stats), keep)
+
+
+def _energies(title: str, stats: Sequence[Stat | None], keep: int) -> Column:
+    size, unit = unit_of_energies([stat.value for stat in stats if stat])
+    return Column(f"{title} {unit}", tuple(digits(stat.value / size) if stat else "" for stat in stats), keep)
+
+
+# --- on the terminal
+
+
+def terminal(analysis: Analysis, width: int) -> str:
+    """The summary at a terminal of `width` columns."""
+    parts = []
+    for group in analysis.groups:
+        parts.append(_headline(group, width))
+        parts += [_terminal_line(line, group, analysis, width) for line in group.lines]
+        parts += [_wrapped(_comparison(item), width) for item in group.comparisons]
+        parts += [_wrapped(f"note: {note}", width) for note in group.notes]
+    parts.append(_wrapped(basis(analysis), width))
+    return "\n\n".join(part for part in parts if part)
+
+
+def _headline(group: Group, width: int) -> str:
+    title = _wrapped(group.title, width)
+    return f"{title}\n{'─' * min(width, max(map(len, title.splitlines())))}"
+
+
+def _terminal_line(line: Line, group: Group, analysis: Analysis, width: int) -> str:
+    shown = _fitting(columns(line.points, line.scaling), width - 2)
+    words = [f"{line.label}, {line.scaling} scaling{_against(line)}", *_aligned(shown)]
+    words.append(_wrapped(line.verdict or verdict(line, analysis.efficiency_wanted), width, "  → ", "    "))
+    return "\n".join(words)
+
+
+def _against(line: Line) -> str:
+    if len(line.points) < 2:
+        return ""
+    return f"; speedup of {_OF.get(line.of, line.of)} against {line.base.text}"
+
+
+def _fitting(found: list[Column], width: int) -> list[Column]:
+    """As many of the columns as have room, the least needed left out."""
+    while _width(found) > width and (least := max(found, key=lambda column: column.keep)).keep:
+        found = [column for column in found if column is not least]
+    return found
+
+
+def _width(found: Sequence[Column]) -> int:
+    return sum(max(map(len, (column.title, *column.cells))) for column in found) + 2 * (len(found) - 1)
+
+
+def _aligned(found: Sequence[Column]) -> list[str]:
+    """Title and rows; numbers to the right."""
+    rows = [tuple(column.title for column in found), *zip(*(column.cells for column in found), strict=True)]
+    widths = [max(len(row[index]) for row in rows) for index in range(len(found))]
+    lines = []
+    for row in rows:
+        first, *others = zip(row, widths, strict=True)
+        cells = [first[0].ljust(first[1]), *(text.rjust(width) for text, width in others)]
+        lines.append(f"  {'  '.join(cells)}".rstrip())
+    return lines
+
+
+def _wrapped(text: str, width: int, first: str = "", then: str = "  ") -> str:
+    """Plain wrapping: textwrap breaks at hyphens and inside paths."""
+    lines, room = [first], max(40, width)
+    empty = True
+    for word in text.split():
+        if not empty and len(lines[-1]) + 1 + len(word) > room:
+            lines.append(then)
+            empty = True
+        lines[-1] += word if empty else f" {word}"
+        empty = False
+    return "\n".join(lines)
+
+
+def _comparison(item: Comparison) -> str:
+    spread = f", 95%: {between(item.ratio)}" if item.ratio.count > 1 else ", a single value each"
+    more = (item.ratio.value - 1) * 100
+    how = f"{abs(more):.1f}% {'longer' if more > 0 else 'shorter'}" if abs(more) >= 0.05 else "as long"
+    return (
+        f"{item.label} beside {item.against}, {item.size.text}: {'an' if item.of == 'epoch' else 'a'} {item.of} takes "
+        f"{how} ({item.ratio.value:.3f} times{spread})."
+    )
+
+
+def basis(analysis: Analysis) -> str:
+    """What was left out of the figures, and how the spread is meant."""
+    warm = (
+        f"the first {count(analysis.warmup_epochs, 'epoch')} of each run left out as warm-up"
+        if analysis.warmup_epochs
+        else "raw: no warm-up epoch left out"
+    )
+    return f"Epochs: {warm}. Ranges are the middle 95% of a bootstrap over runs, and over epochs or steps within each."
+
+
+def troubles(analysis: Analysis) -> list[str]:
+    """Warnings, one each: of the analysis, then of inputs of which something was left out."""
+    marked = [item for item in analysis.inputs if _reasons(item)]
+    lines = [*analysis.warnings, *(f"{item.path}: {'; '.join(_reasons(item))}" for item in marked[:_INPUTS])]
+    if len(marked) > _INPUTS:
+        lines.append(f"… and {len(marked) - _INPUTS} more inputs, see inputs.csv")
+    return lines
+
+
+def _reasons(item: Input) -> list[str]:
+    """Why something was left out, warm-up aside: that is as it should be."""
+    return [reason for reason in item.left_out if "warm-up" not in reason]
+
+
+# --- summary.md
+
+
+def markdown(analysis: Analysis) -> str:
+    """The report as a page of text; plots lie beside it."""
+    parts = [f"# {analysis.title}", *(_markdown_group(group, analysis) for group in analysis.groups)]
+    if analysis.warnings:
+        parts.append("## Warnings\n\n" + "\n".join(f"- {warning}" for warning in analysis.warnings))
+    parts += [_markdown_inputs(analysis), f"## How it was computed\n\n{basis(analysis)}"]
+    return "\n\n".join(parts) + "\n"
+
+
+def _markdown_group(group: Group, analysis: Analysis) -> str:
+    parts = [f"## {group.title}"]
+    for line in group.lines:
+        parts.append(f"### {line.label}, {line.scaling} scaling")
+        parts.append(line.verdict or verdict(line, analysis.efficiency_wanted))
+        parts.append(_markdown_table(columns(line.points, line.scaling)))
+        if len(line.points) > 1:
+            parts.append(f"Speedup and efficiency are of {_OF.get(line.of, line.of)}, against {line.base.text}.")
+        costs = _markdown_costs(line, analysis)
+        parts += [costs] if costs else []
+        parts += [_markdown_forecast(line.forecast)] if line.forecast else []
+    if group.comparisons:
+        parts.append("### With Phalanx and by hand\n\n" + "\n".join(f"- {_comparison(c)}" for c in group.comparisons))
+    if group.notes:
+        parts.append("\n".join(f"- {note}" for note in group.notes))
+    return "\n\n".join(parts)
+
+
+def _markdown_table(found: Sequence[Column]) -> str:
+    head = "| " + " | ".join(column.title for column in found) + " |"
+    rule = "|---|" + "---:|" * (len(found) - 1)
+    rows = ["| " + " | ".join(cells) + " |" for cells in zip(*(column.cells for column in found), strict=True)]
+    return "\n".join([head, rule, *rows])
+
+
+def _markdown_costs(line: Line, analysis: Analysis) -> str:
+    rows = [
+        f"- {point.size.text}: {time(point.seconds_to_epochs.value)}"
+        + (f", {digits(point.device_hours.value)} device-hours" if point.device_hours else "")
+        for point in line.points
+        if point.seconds_to_epochs
+    ]
+    return f"To {analysis.epochs_wanted} epochs:\n\n" + "\n".join(rows) if rows else ""
+
+
+def _markdown_forecast(forecast: Forecast) -> str:
+    if forecast.refused:
+        return f"No forecast: {forecast.refused}"
+    terms = [
+        f"- {term.name}: {digits(term.value)} {term.unit} ({term.source}"
+        + (f", ± {digits(term.high_error)}" if term.high_error is not None else "")
+        + ")"
+        for term in forecast.terms
+    ]
+    curve = [
+        f"| {nodes} | {ranks} | {time(seconds)} | {time(low)} to {time(high)} | {percent(efficiency)} |"
+        for nodes, ranks, seconds, low, high, efficiency in forecast.curve
+    ]
+    table = "\n".join(["| nodes | ranks | step | band | efficiency |", "|---:|---:|---:|---:|---:|", *curve])
+    error = f"; at the measured sizes it is off by {percent(forecast.error)}" if forecast.error is not None else ""
+    warnings = [f"- warning: {warning}" for warning in forecast.warnings]
+    return "\n\n".join(part for part in (f"Forecast{error}:", "\n".join(terms), table, "\n".join(warnings)) if part)
+
+
+def _markdown_inputs(analysis: Analysis) -> str:
+    lines = ["## Inputs", ""]
+    for item in analysis.inputs[:200]:
+        left = f"; left out: {'; '.join(item.left_out)}" if item.left_out else ""
+        lines.append(f"- `{item.path}` ({item.kind}): {item.used or 'nothing used'}{left}")
+    if len(analysis.inputs) > 200:
+        lines.append(f"- … and {len(analysis.inputs) - 200} more, see inputs.csv")
+    return "\n".join(lines)

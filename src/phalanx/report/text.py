@@ -1,0 +1,66 @@
+"""Numbers as people read them: three digits, with units, a column in one unit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from .model import Stat
+
+_TIMES = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
+_ENERGIES = ((1e6, "MJ"), (1e3, "kJ"), (1.0, "J"), (1e-3, "mJ"))
+
+
+def digits(value: float) -> str:
+    """Three significant digits, or all of a larger number, with commas: `0.0123`, `1.67`, `59`, `12,346`."""
+    if not math.isfinite(value):
+        return "–"
+    if value == 0:
+        return "0"
+    places = max(0, 2 - math.floor(math.log10(abs(value))))
+    return f"{value:,.{places}f}"
+
+
+def unit_of_times(seconds: Iterable[float]) -> tuple[float, str]:
+    """The unit in which a column of times is read best: seconds and what it is called."""
+    return _unit(seconds, _TIMES)
+
+
+def unit_of_energies(joules: Iterable[float]) -> tuple[float, str]:
+    return _unit(joules, _ENERGIES)
+
+
+def _unit(values: Iterable[float], units: Sequence[tuple[float, str]]) -> tuple[float, str]:
+    """The largest unit of which the smallest value is at least one: minutes and more only from twice on."""
+    least = min((abs(value) for value in values if math.isfinite(value) and value), default=1.0)
+    for size, name in units:
+        if least >= (2 * size if size > 1 else size):
+            return size, name
+    return units[-1]
+
+
+def time(seconds: float) -> str:
+    """One time with its unit: `59.0 s`, `12.3 ms`, `3.4 h`."""
+    size, name = unit_of_times([seconds])
+    return f"{digits(seconds / size)} {name}"
+
+
+def percent(share: float) -> str:
+    """`85%`; one digit more below ten."""
+    if not math.isfinite(share):
+        return "–"
+    return f"{share * 100:.0f}%" if abs(share) >= 0.0995 or share == 0 else f"{share * 100:.1f}%"
+
+
+def between(stat: Stat, show: str = "digits") -> str:
+    """`1.80–1.91`; empty for a single observation, which has no spread."""
+    if stat.count < 2 or stat.low == stat.high:
+        return ""
+    if show == "percent":
+        return f"{percent(stat.low).rstrip('%')}–{percent(stat.high)}"
+    return f"{digits(stat.low)}–{digits(stat.high)}"
+
+
+def count(number: int, what: str) -> str:
+    """`1 run`, `3 runs`."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"

@@ -1,0 +1,75 @@
+"""Is the next size worth it? One sentence or two a line, and how sure they are."""
+
+from __future__ import annotations
+
+from .model import Line, Point, Size
+from .text import between, count, digits, percent
+
+
+def verdict(line: Line, wanted: float) -> str:
+    """What the measured sizes say of a line, and then its forecast; `wanted` is the efficiency that is worth it."""
+    measured = [point for point in line.points if point.efficiency is not None]
+    if len(measured) < 2:
+        return f"Only {line.base.text} has times to compare: run another size to see whether more is worth it."
+    kept = measured[0]
+    for point in measured[1:]:
+        if not _keeps(point, wanted):
+            return f"{_stop(line, kept, point, wanted)}{_beyond(line, kept, wanted)}"
+        kept = point
+    return f"{_worth(line, kept, wanted)}{_beyond(line, kept, wanted)}"
+
+
+def _keeps(point: Point, wanted: float) -> bool:
+    return point.efficiency is not None and point.efficiency.value >= wanted
+
+
+def _worth(line: Line, point: Point, wanted: float) -> str:
+    text = f"{point.size.text}, the largest that was run, is worth it: {_gain(line, point)}"
+    return f"{text}{_doubt(point, wanted)}."
+
+
+def _stop(line: Line, kept: Point, point: Point, wanted: float) -> str:
+    text = f"Stay at {kept.size.text}: {point.size.text} is not worth it: {_gain(line, point)}"
+    return f"{text}, less than the {percent(wanted)} that are wanted{_doubt(point, wanted)}."
+
+
+def _gain(line: Line, point: Point) -> str:
+    """`1.67 times 1x4 with 2 times the ranks, an efficiency of 83%`."""
+    assert point.speedup is not None
+    assert point.efficiency is not None
+    more, what = growth(line.base, point.size)
+    work = "work done" if line.scaling == "weak" else "speed"
+    return (
+        f"{digits(point.speedup.value)} times the {work} of {line.base.text} with {digits(more).removesuffix('.00')} "
+        f"times the {what}, an efficiency of {percent(point.efficiency.value)}"
+    )
+
+
+def growth(base: Size, size: Size) -> tuple[float, str]:
+    """How many times the base a size is, and of what."""
+    if base.ranks is None or size.ranks is None:
+        return size.nodes / base.nodes, "nodes"
+    return size.ranks / base.ranks, "ranks"
+
+
+def _doubt(point: Point, wanted: float) -> str:
+    """Where the spread has both answers in it."""
+    stat = point.efficiency
+    assert stat is not None
+    if stat.count < 2 or not stat.low < wanted < stat.high:
+        return ""
+    return f"; its spread is {between(stat, 'percent')}, too near to be sure: repeat it"
+
+
+def _beyond(line: Line, kept: Point, wanted: float) -> str:
+    """What the forecast adds."""
+    forecast = line.forecast
+    if forecast is None or forecast.refused or kept is not line.points[-1]:
+        return ""
+    if forecast.most is None:
+        return f" The forecast doesn't reach {percent(wanted)} anywhere: measure before you go on."
+    more, _ = growth(kept.size, forecast.most)
+    if more <= 1:
+        return f" The forecast falls below {percent(wanted)} beyond that."
+    sure = f" ({count(len(forecast.warnings), 'warning')})" if forecast.warnings else ""
+    return f" The forecast keeps {percent(wanted)} up to {forecast.most.text}{sure}."
