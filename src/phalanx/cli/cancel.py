@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import platform
+import signal
 from collections.abc import Sequence
 
-from ..errors import UsageError
+from ..errors import PlanError, UsageError
+from ..schedulers import local_notes
 from ..schedulers.slurm import client, jobs
 from ..schedulers.slurm.jobs import OurJob
 from ..schedulers.slurm.states import base_id
@@ -13,13 +17,15 @@ from .jobs import OPTIONS, Wanted, read
 HELP = """\
 usage: phalanx cancel JOB...
 
-End all unfinished jobs of each JOB, and list them.
+End all unfinished jobs of each JOB, and list them. A series that `phalanx run` has started is ended from any
+terminal of the same host.
 
 {options}"""
 
 
 def _tell_of_the_rest(wanted: Wanted, ended: list[OurJob]) -> None:
     """Of a chain the next job starts where one is cancelled, which may not be meant."""
+    ended = [job for job in ended if job.local is None]
     folders, ids = {job.run_dir for job in ended}, {base_id(job.job_id) for job in ended}
     others = [job for job in wanted.all() if job.run_dir in folders and base_id(job.job_id) not in ids]
     left = [job for job in jobs.with_states(others, wanted.config.sacct) if not job.state.finished]
@@ -36,16 +42,43 @@ def main(argv: Sequence[str]) -> int:
         return 0
     if not wanted.targets:
         raise UsageError("no job given: expected phalanx cancel JOB...; phalanx status lists them")
-    client.require("scancel")
     chosen = wanted.chosen()
+    if any(job.local is None for job in chosen):
+        client.require("scancel")
     found = jobs.with_states(chosen, wanted.config.sacct)
     unfinished = [job for job in found if not job.state.finished]
-    if unfinished:
-        bases = {base_id(job.job_id) for job in unfinished}
+    bases = {base_id(job.job_id) for job in unfinished if job.local is None}
+    if bases:
         client.cancel([job.job_id for job in chosen if base_id(job.job_id) in bases])
+    _end_local([job for job in unfinished if job.local is not None])
     for job in unfinished:
-        print(f"cancelled {job.job_id} ({job.name}), which was {job.state.state}")
+        print(f"cancelled {_called(job, name=True)}, which was {job.state.state}")
     _tell_of_the_rest(wanted, unfinished)
+    elsewhere = [job for job in found if job.local is not None and job.state.state == "UNKNOWN"]
+    if elsewhere:
+        host = elsewhere[0].state.hosts
+        raise PlanError(
+            f"{', '.join(job.name for job in elsewhere)}: started on host {host}, and this is {platform.node()}, from "
+            f"where it can't be ended: use phalanx cancel on {host}"
+        )
     if not unfinished:
-        print("nothing to cancel: " + ", ".join(f"{job.job_id} is {job.state.state}" for job in found))
+        print("nothing to cancel: " + ", ".join(f"{_called(job)} is {job.state.state}" for job in found))
     return 0
+
+
+def _called(job: OurJob, name: bool = False) -> str:
+    if job.local is not None:
+        return job.name
+    return f"{job.job_id} ({job.name})" if name else job.job_id
+
+
+def _end_local(unfinished: list[OurJob]) -> None:
+    """Those that wait are passed over by the command that runs their series; it ends the one that runs, when told."""
+    try:
+        for job in unfinished:
+            local_notes.cancel(job.run_dir)
+        for job in unfinished:
+            if job.local is not None and job.state.state == "RUNNING" and job.local.runner.alive:
+                os.kill(job.local.runner.pid, signal.SIGTERM)
+    except OSError as error:
+        raise PlanError(f"cannot cancel a run of another user's ({error.strerror}): {unfinished[0].run_dir}") from None

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..config import JobConfig, load_config
+from ..config.table import canonical
 from ..errors import PhalanxError, UsageError
 from ..schedulers.slurm import jobs, states
 from ..schedulers.slurm.jobs import OurJob
@@ -20,7 +22,7 @@ OPTIONS = """\
   -h, --help             show this help
 
 A JOB is a Slurm job id (12, or 12_3 for a task of an array), the name, id or directory of a run, or the
-name of a series."""
+name of a series, also of one that `phalanx run` has started here."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,12 @@ class Wanted:
     @property
     def root(self) -> Path:
         return Path(self.config.run_root).expanduser().absolute()
+
+    @property
+    def root_option(self) -> str:
+        """What another command on the same jobs needs too."""
+        given = [value for key, value in self.scanned.overrides if canonical((key,)) == ("run_root",)]
+        return f" --run-root {shlex.quote(given[-1])}" if given else ""
 
     def all(self) -> list[OurJob]:
         return jobs.known(self.root)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..config import Loaded, load_config
+from ..config import JobConfig, Loaded, load_config
 from ..config.saved import CONFIG_FILE
 from ..errors import UsageError
 from ..facts import Facts, gather
@@ -53,10 +53,20 @@ def request_of(scanned: Scanned, command: str, member: Mapping[str, str] | None 
     program = _program(scanned, loaded, command)
     config = loaded.config
     if config.resume is not None:
+        _refuse_resume(config)
         before = find_run_dir(config.run_root, run_name(config, program), config.resume) / CONFIG_FILE
         if before.exists():
             loaded = _load(scanned, (before,), member, origin)
     return Request(loaded, program)
+
+
+def _refuse_resume(config: JobConfig) -> None:
+    """Raise UsageError where a series is to go on with one run."""
+    if config.mode != "single":
+        raise UsageError(
+            f"resume={config.resume!r} with mode={config.mode}: a series makes runs of its own; phalanx retry SERIES "
+            "goes on with those that have failed, and --mode single with one run"
+        )
 
 
 def _load(scanned: Scanned, below: tuple[Path, ...], member: Mapping[str, str] | None, origin: str) -> Loaded:

@@ -46,6 +46,10 @@ def main(argv: Sequence[str]) -> int:
     rank, lines = _number(wanted, "rank"), _number(wanted, "lines")
     job = one(wanted, "logs")
     follow = "follow" in wanted.scanned.flags
+    if job.local is not None and not rank:
+        raise PlanError(
+            f"{job.name} ran here, and rank 0 printed on the terminal; --rank N shows another rank's output"
+        )
     files = [_File(path) for path in _paths(job, rank)]
     if not follow and not any(file.path.exists() for file in files):
         raise _nothing(job, files[0].path)

@@ -19,6 +19,7 @@ COMMANDS = {
     "logs": "show what a job or one of its ranks printed",
     "test": "run distributed tests on every worker, with one verdict",
     "cancel": "end jobs, runs or whole series",
+    "retry": "run the failed members of a series once more",
     "env": "make a virtual environment, here or by a job on the nodes",
     "container": "make images: pull one, build one, write a definition",
     "site": "write a site profile from what the cluster says; show the shipped ones",

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from .. import secret
 from ..containers.wrap import shown
 from ..deepspeed_config import engine_config
+from ..errors import PhalanxError
 from ..plan import LaunchPlan
 from ..shell import Sh, Word, render
-from .launch import OPTIONS, plan_of, request_of
-from .options import scan
-from .run import over_allocation
+from .launch import OPTIONS, Request, plan_of, request_of
+from .options import Scanned, scan
+from .run import find_share, over_allocation
 
 HELP = """\
 usage: phalanx plan [options] [KEY=VALUE]... SCRIPT [script arguments]
 
 Show nodes, ranks, devices, threads, environment and command of a launch, on this machine or on any
-number of nodes of a cluster. Nothing is started and nothing is written; SCRIPT need not exist.
+number of nodes of a cluster; of a series (--mode), its members. Nothing is started and nothing is written;
+SCRIPT need not exist.
 
       --json             for programs: one object, with an entry a node
       --jobid ID         in the running Slurm job ID; --local: on this machine, also inside an allocation
@@ -32,6 +36,8 @@ def main(argv: Sequence[str]) -> int:
         print(HELP.format(options=OPTIONS))
         return 0
     request = request_of(scanned, "plan")
+    if request.loaded.config.mode != "single":
+        return _series(scanned, request)
     found = over_allocation(request, scanned)
     plan = found[0] if found is not None else plan_of(request)
     if plan.strategy == "deepspeed":
@@ -41,6 +47,53 @@ def main(argv: Sequence[str]) -> int:
     else:
         _show(plan)
     return 0
+
+
+def _series(scanned: Scanned, request: Request) -> int:
+    """The members: those of a series here or in the allocation, and those of one of jobs. Raises PhalanxError if there
+    can be neither."""
+    from . import series, submit
+
+    share = find_share(scanned)
+    here = f"in job {share.allocation.job_id}" if share is not None else "on this machine"
+    found = {
+        "run": _planned(lambda: series.plans(scanned, request, share)),
+        "submit": _planned(lambda: [job.plan for job in submit.jobs_of(scanned)]),
+    }
+    if isinstance(found["run"], PhalanxError) and isinstance(found["submit"], PhalanxError):
+        raise found["run"]
+    if "json" in scanned.flags:
+        print(json.dumps({name: _plain(plans) for name, plans in found.items()}, indent=1))
+        return 0
+    for name, where in (("run", f"one after the other {here}"), ("submit", "as jobs of Slurm")):
+        repeats = request.loaded.config.repeats
+        print(f"phalanx {name}, {where}{f', each {repeats} times' if repeats > 1 else ''}:")
+        plans = found[name]
+        for line in [f"  can't be: {plans}"] if isinstance(plans, PhalanxError) else _table(plans):
+            print(line)
+    return 0
+
+
+def _planned(plans: Callable[[], list[LaunchPlan]]) -> list[LaunchPlan] | PhalanxError:
+    """Of the two ways, one may not be possible with the settings that the other needs."""
+    try:
+        return plans()
+    except PhalanxError as error:
+        return error
+
+
+def _plain(plans: list[LaunchPlan] | PhalanxError) -> Any:
+    return {"error": str(plans)} if isinstance(plans, PhalanxError) else [plan.as_dict() for plan in plans]
+
+
+def _table(plans: list[LaunchPlan]) -> Iterator[str]:
+    rows = [("NAME", "STRATEGY", "LAUNCHER", "NODES x RANKS", "DEVICE")]
+    for plan in plans:
+        size = f"{plan.nodes} x {plan.nproc_per_node}"
+        rows.append((plan.name, plan.strategy, plan.launcher, size, plan.device or "known on the nodes"))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in dict.fromkeys(rows):
+        yield "  " + "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
 
 
 def _show(plan: LaunchPlan) -> None:

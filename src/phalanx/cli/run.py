@@ -27,6 +27,9 @@ Start SCRIPT on this machine or, inside a Slurm allocation, over all its nodes. 
 terminal from rank 0 and to logs/ in the run directory from the others. The exit code is the script's;
 when a rank fails the others are ended, and the last lines say which failed, why, and where its log is.
 
+      --mode NAME        single, runall (a run per strategy) or scaling-test (also per number of processes, or
+                         of nodes in an allocation), one after the other; --strategies and --scalability-nproc
+                         or --scalability-nodes say which, --repeats how often
       --jobid ID         over the running Slurm job ID, from outside it
       --local            on this machine, also on a cluster's login node or inside an allocation
 
@@ -36,7 +39,8 @@ examples:
   phalanx run --nproc 2 train.py --epochs 3
   phalanx run -c base.yaml -c big.yaml --strategy fsdp --precision bf16 train.py
   phalanx run --resume latest --nproc gpu train.py
-  salloc -N 2 phalanx run --launcher srun --nproc 4 train.py"""
+  salloc -N 2 phalanx run --launcher srun --nproc 4 train.py
+  phalanx run --mode scaling-test --strategies ddp,fsdp --scalability-nproc 1,2,4 train.py"""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -46,11 +50,14 @@ def main(argv: Sequence[str]) -> int:
         print(HELP.format(options=OPTIONS))
         return 0
     request = request_of(scanned, "run")
-    found = over_allocation(request, scanned)
-    if found is not None:
-        return run_now(*found)
-    refuse_login_node(scanned, "phalanx submit", "phalanx run")
-    return run_now(plan_of(request), request.loaded)
+    share = find_share(scanned)
+    if share is None:
+        refuse_login_node(scanned, "phalanx submit", "phalanx run")
+    if request.loaded.config.mode != "single":
+        from . import series
+
+        return series.main(scanned, request, share)
+    return run_now(*over_share(request, share)) if share is not None else run_now(plan_of(request), request.loaded)
 
 
 def refuse_login_node(scanned: Scanned, submit: str, run: str) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..schedulers.slurm import outcome
-from ..schedulers.slurm.jobs import OurJob
+from ..schedulers.slurm.jobs import OurJob, newest
 from ..schedulers.slurm.states import JobState, base_id
 from .jobs import OPTIONS, Wanted, read, with_states
 
@@ -20,7 +20,7 @@ HELP = """\
 usage: phalanx status [JOB]...
 
 The newest jobs of this run root, or each JOB with more: its nodes, its files, why it waits and, if it
-failed, which rank did, on which host and why.
+failed, which rank did, on which host and why. Of a series, also how many of its runs are in which state.
 
       --json             for programs: a list with an object a job
 
@@ -45,7 +45,22 @@ def main(argv: Sequence[str]) -> int:
     else:
         _table(found if wanted.targets else _summed_up(found))
         _details(found, wanted)
+        for name in wanted.targets:
+            _sum_up_series(name, [job for job in found if job.series == name], wanted.root_option)
     return 0
+
+
+def _sum_up_series(name: str, found: list[OurJob], root_option: str) -> None:
+    """Each run counts once, by its newest job."""
+    runs = newest(found)
+    if not runs:
+        return
+    counts = Counter(run.state.state for run in runs)
+    said = ", ".join(f"{count} {state}" for state, count in counts.items())
+    print(f"\nseries {name}: {len(runs)} run{'s' * (len(runs) > 1)}: {said}")
+    failed = [run.name for run in runs if run.failed]
+    if failed:
+        print(f"  failed: {', '.join(failed)}\n  to run only these again: phalanx retry {name}{root_option}")
 
 
 def _as_dict(job: OurJob) -> dict[str, Any]:
@@ -88,7 +103,7 @@ def _as_dict(job: OurJob) -> dict[str, Any]:
 def _summed_up(found: list[OurJob]) -> list[OurJob]:
     """A large array as one line, with how many of its tasks are in which state."""
     lines: list[OurJob] = []
-    for _, group in groupby(found, key=lambda job: base_id(job.job_id)):
+    for _, group in groupby(found, key=lambda job: job.run_dir if job.local else base_id(job.job_id)):
         tasks = list(group)
         if len(tasks) <= _TASKS:
             lines += tasks
@@ -155,9 +170,11 @@ def _short(path: Path) -> str:
 def _details(found: list[OurJob], wanted: Wanted) -> None:
     """Of many jobs, only of those that failed or wait in vain."""
     for job in found if wanted.targets else ():
-        lines = _troubles(job) if len(found) > _TASKS else _about(job) + _troubles(job)
+        brief = len(found) > _TASKS or job.local is not None
+        lines = _troubles(job) if brief else _about(job) + _troubles(job)
         lines = [(name, text) for name, text in lines if text]
-        print(f"\njob {job.job_id}" if lines else "", end="\n" if lines else "")
+        head = f"run {job.name}" if job.local else f"job {job.job_id}"
+        print(f"\n{head}" if lines else "", end="\n" if lines else "")
         for name, text in lines:
             print(f"  {name:<10} {text}")
 

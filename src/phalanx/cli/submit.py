@@ -9,12 +9,15 @@ from pathlib import Path
 
 from ..containers import probe
 from ..errors import UsageError
+from ..facts import Facts
 from ..plan import LaunchPlan
-from ..schedulers.slurm import client, outcome, series, submit
+from ..schedulers import series
+from ..schedulers.slurm import client, outcome, submit
 from ..schedulers.slurm import jobs as our_jobs
+from ..schedulers.slurm import series as slurm_series
 from ..schedulers.slurm.limits import check_limits
 from ..schedulers.slurm.wait import wait_for
-from .launch import OPTIONS, facts_for, request_of
+from .launch import OPTIONS, Request, facts_for, request_of
 from .options import Scanned, scan
 
 HELP = """\
@@ -26,7 +29,8 @@ save_dir and submit it; the last line on stdout is the job's id. generate-slurm 
       --preview          only print the script: needs no Slurm and no file that the job needs
       --no-submit-job    only save the script; it works under plain `sbatch FILE`
       --no-save-script   only submit; the run directory keeps its job.sh. With both: as --preview
-      --mode NAME        single, runall (a job per strategy) or scaling-test (also per number of nodes)
+      --mode NAME        single, runall (a job per strategy) or scaling-test (also per number of nodes);
+                         --strategies and --scalability-nodes say which, --repeats how often
       --yes              don't ask before more than 8 jobs
       --chain N          N jobs, each of which goes on where the one before stopped
       --wait             wait for the end; the exit code is the job's
@@ -92,13 +96,24 @@ def jobs_of(scanned: Scanned) -> list[submit.Job]:
     config = request.loaded.config
     if config.mode == "single":
         return [submit.build(request.loaded, request.program, facts)]
-    name = config.job_name or config.name or request.program.name
+    jobs = _members(scanned, request, facts)
+    if config.strategies or "force" in scanned.flags:
+        return jobs
+    jobs, notes = series.able(jobs, lambda job: job.plan)
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)
+    return jobs
+
+
+def _members(scanned: Scanned, request: Request, facts: Facts) -> list[submit.Job]:
+    config = request.loaded.config
+    name = series.base_name(config, request.program)
     jobs = []
-    series_name = series.series_name(name)
-    for member in series.members(config):
-        settings = member.settings(name, series.ranks_per_node(config, facts, member))
+    series_name = series.new_name(name)
+    for member in series.members(config, series.sizes_of_jobs(config)):
+        settings = member.settings(name, series.ranks_per_node(config, facts, member.size))
         own = request_of(scanned, "submit", settings, f"--mode {config.mode}")
-        files = series.output_files(config, own.loaded.config)
+        files = slurm_series.output_files(config, own.loaded.config, member)
         if files:
             own = request_of(scanned, "submit", settings | files, f"--mode {config.mode}")
         jobs.append(replace(submit.build(own.loaded, own.program, facts), series=series_name))
@@ -143,8 +158,8 @@ def _check(jobs: list[submit.Job], flags: frozenset[str], chain: int) -> None:
             check_limits(job.plan, partitions)
         _look_into_images(jobs)
     count = len(jobs) * chain
-    if count > series.CONFIRM_ABOVE and "yes" not in flags:
-        _confirm(count, series.node_hours([job.plan for job in jobs]) * chain)
+    if count > slurm_series.CONFIRM_ABOVE and "yes" not in flags:
+        _confirm(count, slurm_series.node_hours([job.plan for job in jobs]) * chain)
 
 
 def _look_into_images(jobs: list[submit.Job]) -> None:
@@ -158,7 +173,7 @@ def _look_into_images(jobs: list[submit.Job]) -> None:
 def _confirm(count: int, node_hours: float) -> None:
     what = f"{count} jobs" + (f", up to {node_hours:g} node-hours" if node_hours else "")
     if not sys.stdin.isatty():
-        raise UsageError(f"{what}: more than {series.CONFIRM_ABOVE} are submitted from a terminal, or with --yes")
+        raise UsageError(f"{what}: more than {slurm_series.CONFIRM_ABOVE} are submitted from a terminal, or with --yes")
     print(f"submit {what}? [y/N] ", end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         raise UsageError("nothing was submitted")
@@ -179,5 +194,5 @@ def _submit(jobs: list[submit.Job], chain: int) -> list[str]:
             print(f"submitted before this: {words}; cancel with: phalanx cancel {words}", file=sys.stderr)
         raise
     if jobs[0].series is not None:
-        print(f"series {jobs[0].series}: phalanx status and phalanx cancel take this name", file=sys.stderr)
+        print(f"series {jobs[0].series}: phalanx status, cancel and retry take this name", file=sys.stderr)
     return ids

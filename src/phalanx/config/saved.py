@@ -18,6 +18,7 @@ from .yamlfile import write
 
 CONFIG_FILE = "config.yaml"
 _COMMANDS_OWN = ("save_script", "submit_job", "save_dir")
+_OF_SERIES = ("mode", "strategies", "scalability_nodes", "scalability_nproc", "repeats")  # a member is one run
 ORIGINS_FILE = "origins.json"
 
 
@@ -63,7 +64,8 @@ def entries(settings: Mapping[str, Any], path: Path = ()) -> list[tuple[Path, An
 def run_config_text(loaded: Loaded) -> str:
     """config.yaml of a run: what was set above defaults and script, less what was meant for the command alone."""
     settings = chosen(loaded, lambda origin: origin not in (DEFAULT, SCRIPT))
-    settings = {key: value for key, value in settings.items() if key not in _COMMANDS_OWN}
+    own = _COMMANDS_OWN if loaded.config.mode == "single" else (*_COMMANDS_OWN, *_OF_SERIES)
+    settings = {key: value for key, value in settings.items() if key not in own}
     if "env" in settings:
         settings["env"] = secret.without(settings["env"])
     return dump(settings) if settings else ""

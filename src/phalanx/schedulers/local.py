@@ -37,13 +37,14 @@ _INHERITED_PREFIXES = ("TORCHELASTIC_", "PET_")  # PET_* are torchrun's own opti
 @dataclass(frozen=True)
 class Outcome:
     """How a launch ended: `code` is the command's exit code; `lines` say who failed, `culprit` is that rank. `stopped`:
-    by a signal to the command."""
+    by a signal to the command. `signal` is the first that came, also if the script then ended well."""
 
     run_dir: Path
     code: int = 0
     lines: tuple[str, ...] = ()
     culprit: int | None = None
     stopped: bool = False
+    signal: int | None = None
 
 
 def run_now(plan: LaunchPlan, loaded: Loaded) -> int:
@@ -57,20 +58,27 @@ def run_now(plan: LaunchPlan, loaded: Loaded) -> int:
     return outcome.code
 
 
-def launch(plan: LaunchPlan, loaded: Loaded) -> Outcome:
-    """The same, with the words on its end left to the caller."""
-    _check(plan)
-    resume = loaded.config.resume
-    if resume is None:
-        run_dir = new_run_dir(loaded.config.run_root, plan.name)
-    else:
-        run_dir = find_run_dir(loaded.config.run_root, plan.name, resume)
-    with _removed_unless_started(run_dir if resume is None else None):
+def launch(plan: LaunchPlan, loaded: Loaded, run_dir: Path | None = None) -> Outcome:
+    """The same, with the words on its end left to the caller; in a run directory that is there, if one is given."""
+    check(plan)
+    resume, new = loaded.config.resume, run_dir is None
+    if run_dir is None and resume is not None:
+        run_dir, new = find_run_dir(loaded.config.run_root, plan.name, resume), False
+    run_dir = run_dir or new_run_dir(loaded.config.run_root, plan.name)
+    with _removed_unless_started(run_dir if new else None):
         environment = _write(plan, loaded, run_dir)
         print(f"run directory: {run_dir}", file=sys.stderr, flush=True)
         start = time.time()
         ended = process.run(_words(plan), environment)
     return _conclude(plan, run_dir, start, ended)
+
+
+def prepare(plan: LaunchPlan, loaded: Loaded) -> Path:
+    """A new run directory for a launch to come, with all that is known before it."""
+    run_dir = new_run_dir(loaded.config.run_root, plan.name)
+    with _removed_unless_started(run_dir):
+        _write(plan, loaded, run_dir)
+    return run_dir
 
 
 @contextmanager
@@ -94,10 +102,10 @@ def _words(plan: LaunchPlan) -> list[str]:
     return ["bash", "-c", "\n".join([*plan.before, f"exec {shell.render(plan.command)}"])]
 
 
-def _check(plan: LaunchPlan) -> None:
-    """All that can be known to fail before a start."""
+def check(plan: LaunchPlan) -> None:
+    """All that can be known to fail before a start. Raises PlanError or MissingExtraError."""
     if plan.allocation is None:
-        _check_local(plan)
+        check_place(plan)
     elif plan.launcher == "mpirun" and not plan.allocation.inside:
         raise PlanError("launcher mpirun finds the nodes only inside the allocation: use --launcher srun or torchrun")
     if not plan.command:
@@ -109,7 +117,8 @@ def _check(plan: LaunchPlan) -> None:
     _check_python(plan)
 
 
-def _check_local(plan: LaunchPlan) -> None:
+def check_place(plan: LaunchPlan) -> None:
+    """Whether this machine alone is a place for the plan. Raises PlanError."""
     if plan.nodes > 1:
         raise PlanError(
             f"{plan.nodes} nodes were asked for, and `phalanx run` outside an allocation starts on this machine: use "
@@ -181,9 +190,11 @@ def without_other_launches(environ: Mapping[str, str]) -> dict[str, str]:
 def _conclude(plan: LaunchPlan, run_dir: Path, start: float, ended: process.Ended) -> Outcome:
     """Who failed, and the command's exit code."""
     if ended.returncode == 0:
-        return Outcome(run_dir)
+        return Outcome(run_dir, signal=ended.signal)
     if ended.signal is not None:
-        return Outcome(run_dir, 128 + ended.signal, (f"stopped by {verdict.signal_name(ended.signal)}",), stopped=True)
+        return Outcome(
+            run_dir, 128 + ended.signal, (f"stopped by {verdict.signal_name(ended.signal)}",), None, True, ended.signal
+        )
     attempt = verdict.Attempt(
         run_dir=run_dir,
         since=start,

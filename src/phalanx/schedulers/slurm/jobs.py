@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 import os
 import re
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ...errors import PlanError, did_you_mean
+from .. import local_notes
 from . import output, states
 from .states import JobState, base_id
 
 _GONE = "GONE"  # neither Slurm nor its exit code tell how it ended
-_NEVER_STARTED = "never started"
+_NEVER_STARTED = local_notes.NEVER_STARTED
 _NOT_STARTED = "not started yet, or never"
 _UNKNOWN = JobState("", "", "UNKNOWN", "Slurm was not asked")
 
@@ -23,7 +25,8 @@ _UNKNOWN = JobState("", "", "UNKNOWN", "Slurm was not asked")
 @dataclass(frozen=True)
 class OurJob:
     """A job that was submitted for a run, or one task of an array. `state` is Slurm's word, or what the run
-    directory tells; `chain` is (number, of how many)."""
+    directory tells; `chain` is (number, of how many). `local` is the note of a run that is no job, but a member of a
+    series on this machine."""
 
     job_id: str
     run_dir: Path
@@ -34,6 +37,7 @@ class OurJob:
     nodes: int | None = None
     chain: tuple[int, int] | None = None
     state: JobState = field(default=_UNKNOWN)
+    local: local_notes.Note | None = None
 
     @property
     def began(self) -> bool:
@@ -45,8 +49,16 @@ class OurJob:
         """What Slurm counts by: %j, SLURM_JOB_ID."""
         return self.state.number or self.job_id
 
+    @property
+    def failed(self) -> bool:
+        """Whether it has ended otherwise than well, be it by itself, by Slurm or by the user."""
+        return self.state.finished and self.state.state not in ("COMPLETED", "UNKNOWN")
+
     def outputs(self) -> list[Path]:
-        """Where it prints, as its script asks; a second file is that of its errors. Nothing of it need exist."""
+        """Where it prints, as its script asks; a second file is that of its errors. Nothing of it need exist, and a
+        local run prints on the terminal."""
+        if self.local is not None:
+            return []
         host = states.first_host(self.state.hosts)
         known = output.of_batch_script(self.job_id, self.number, self.job_name, host)
         run_dir = self.run_dir.parent if self.run_dir.name.startswith("array-") else self.run_dir
@@ -54,15 +66,30 @@ class OurJob:
 
 
 def known(root: Path) -> list[OurJob]:
-    """All jobs that were submitted under a run root, oldest first."""
+    """All jobs that were submitted under a run root, and members of local series, oldest first."""
     found: dict[str, OurJob] = {}
+    local = []
     for run_dir in _folders(_folders([root])):
-        notes = [job for path in _notes(run_dir) if (job := read_note(path))]
+        paths = _notes(run_dir)
+        notes = [job for path in paths if (job := read_note(path))]
         found |= {job.job_id: job for job in notes}
+        if run_dir / local_notes.NOTE in paths and (one := _local(run_dir)):
+            local.append(one)
         if re.fullmatch(r"job-\d+", run_dir.name) and not notes:
             job = _by_hand(run_dir)
             found.setdefault(job.job_id, job)
-    return sorted(found.values(), key=lambda job: (job.submitted, int(base_id(job.job_id))))
+    return sorted(
+        [*found.values(), *local], key=lambda job: (job.submitted, 0 if job.local else int(base_id(job.job_id)))
+    )
+
+
+def _local(run_dir: Path) -> OurJob | None:
+    note = local_notes.read(run_dir)
+    if note is None:
+        return None
+    return OurJob(
+        local_notes.JOB_ID, run_dir, note.name, note.submitted, note.series, note.name, note.nodes, local=note
+    )
 
 
 def _folders(parents: Iterable[Path]) -> Iterator[Path]:
@@ -128,6 +155,11 @@ def select(jobs: Sequence[OurJob], target: str) -> list[OurJob]:
     return []
 
 
+def newest(jobs: Sequence[OurJob]) -> list[OurJob]:
+    """Of each run the last job, in the order of the runs: what it ended as is how the run has ended."""
+    return list({job.run_dir: job for job in sorted(jobs, key=lambda job: job.submitted)}.values())
+
+
 def elsewhere(job_id: str) -> OurJob | None:
     """A job that Slurm knows, and whose run directory lies under another run root; None if Slurm knows no such job.
 
@@ -151,7 +183,7 @@ def unknown(jobs: Sequence[OurJob], target: str, root: Path) -> PlanError:
     """The error for a target that is nothing here."""
     names = list(dict.fromkeys(job.name for job in reversed(jobs)))
     words = [*names, *dict.fromkeys(job.series for job in reversed(jobs) if job.series)]
-    ids = [job.job_id for job in jobs]
+    ids = [job.job_id for job in jobs if job.local is None]
     near = did_you_mean(target, ids if target.isdecimal() else words)
     listed = f"its newest runs: {', '.join(names[:5])}; jobs: {', '.join(ids[-5:])}" if jobs else "it has no jobs"
     return PlanError(f"no job, run or series {target!r} in {root}: {listed}.{near} (--run-root names another folder)")
@@ -162,11 +194,16 @@ def with_states(jobs: Sequence[OurJob], sacct: str = "auto", ask: bool = True) -
 
     `ask` False: as far as the run directories tell. Raises SchedulerError if Slurm doesn't answer.
     """
-    said = states.ask(list(dict.fromkeys(base_id(job.job_id) for job in jobs)), sacct) if ask else {}
+    ids = dict.fromkeys(base_id(job.job_id) for job in jobs if job.local is None)
+    said = states.ask(list(ids), sacct) if ask else {}
     return [one for job in jobs for one in _entries(job, said.get(base_id(job.job_id), []), ask)]
 
 
 def _entries(job: OurJob, said: list[JobState], asked: bool) -> Iterator[OurJob]:
+    if job.local is not None:
+        note = local_notes.read(job.run_dir) or job.local  # as it is now
+        yield replace(job, local=note, state=note.state(time.time()))
+        return
     whole = base_id(job.job_id)
     found = [replace(job, job_id=state.job_id, run_dir=_task_dir(job, state.task), state=state) for state in said]
     found += _tasks_left_behind(job, {state.task for state in said}, asked)

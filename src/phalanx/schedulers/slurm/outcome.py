@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .. import verdict
+from .. import local_notes, verdict
 from ..deaths import since
 from . import states
 from .jobs import OurJob, last_start
@@ -112,6 +112,8 @@ def failure(job: OurJob) -> Failure | None:
     state = job.state
     if not state.finished or state.state in ("COMPLETED", "UNKNOWN") or not job.began:
         return None
+    if job.local is not None:
+        return _of_local(job, job.local)
     if state.state in _BY_SLURM:
         by = f" (by user {state.reason})" if state.state == "CANCELLED" and state.reason.isdecimal() else ""
         limit = f" ({duration(state.limit)})" if state.state == "TIMEOUT" and state.limit else ""
@@ -124,6 +126,15 @@ def failure(job: OurJob) -> Failure | None:
     if state.state == "GONE" and culprit is None and stopped is None:
         return None
     return Failure(tuple(verdict.conclude(attempt)[0]), culprit)
+
+
+def _of_local(job: OurJob, note: local_notes.Note) -> Failure | None:
+    """What the command that ran it has seen."""
+    if not note.lines:
+        return Failure((f"{job.state.state}: {job.state.reason}",)) if job.state.reason else None
+    if note.culprit is None:
+        return Failure(note.lines)
+    return Failure(note.lines, verdict.Culprit(note.culprit, note.runner.host, note.lines[0], note.code or 1))
 
 
 def _attempt_of(job: OurJob) -> verdict.Attempt:

@@ -1,0 +1,50 @@
+"""A run's job once more: the same script in the same run directory, where it goes on from its newest checkpoint."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from ... import secret
+from ...errors import PlanError
+from ...rundir import write_atomic
+from . import client, outcome
+from .jobs import OurJob
+from .submit import submission_environment
+
+_OUTPUT = re.compile(r"^#SBATCH --output[= ]", re.MULTILINE)
+
+
+def check(job: OurJob) -> None:
+    """Raise PlanError for a run whose job can't be submitted once more."""
+    if job.run_dir.name.startswith("array-"):
+        task = job.run_dir.name.removeprefix("array-")
+        raise PlanError(f"job {job.job_id} is a task of an array: submit that one anew, with --array {task}")
+    if not (job.run_dir / "job.sh").is_file() or not (job.run_dir / "jobs" / f"{job.job_id}.json").is_file():
+        raise PlanError(f"{job.run_dir} has no job.sh of phalanx submit: submit its script by sbatch, as before")
+    check_secrets(job.run_dir, os.environ)
+
+
+def check_secrets(run_dir: Path, environ: Mapping[str, str]) -> None:
+    """What a run directory doesn't keep must be in the environment. Raises PlanError that names what isn't."""
+    kept = outcome.plan_of(run_dir).get("environment", {})
+    missing = [name for name, text in kept.items() if text == secret.HIDDEN and name not in environ]
+    if missing:
+        raise PlanError(f"{', '.join(missing)}: secret, so not kept in {run_dir}: set it in the environment, and retry")
+
+
+def resubmit(job: OurJob) -> str:
+    """The new job's id. Raises SchedulerError with sbatch's words if it refuses."""
+    script = (job.run_dir / "job.sh").read_text(encoding="utf-8")
+    words = [str(job.run_dir / "job.sh"), str(job.run_dir)]
+    if not _OUTPUT.search(script):
+        words.insert(0, f"--output={str(job.run_dir).replace('%', '%%')}/slurm-%j.out")
+    job_id = client.submit(words, submission_environment(script))
+    note = json.loads((job.run_dir / "jobs" / f"{job.job_id}.json").read_text(encoding="utf-8"))
+    note |= {"job_id": job_id, "submitted": time.time(), "chain": None}
+    write_atomic(job.run_dir / "jobs" / f"{job_id}.json", json.dumps(note))
+    return job_id
