@@ -42,6 +42,7 @@ class Input:
     kind: str  # "run", "epoch times", "GPU energy", "computation", "?"
     used: str = ""  # such as "4 ranks, 3 epochs, 96 steps"; empty: nothing
     left_out: tuple[str, ...] = ()  # such as "epoch 0: warm-up", "step 7: NaN"
+    notes: tuple[str, ...] = ()  # what else to know of it, such as "ranks 2, 3: no records"
 
 
 @dataclass(frozen=True)
