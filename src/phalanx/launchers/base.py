@@ -97,6 +97,8 @@ def srun(plan: LaunchPlan, per_node: int, cpus_per_task: int | None, words: list
     step.append("--kill-on-bad-exit=1")
     if plan.allocation is not None:
         step += [f"--jobid={plan.allocation.job_id}", "--overlap"]
+        if plan.nodes < len(plan.allocation.hosts):  # Slurm would pass by the first, where ranks meet, if it is busy
+            step.append(f"--nodelist={','.join(plan.allocation.hosts[: plan.nodes])}")
     if config.mpi:
         step.append(f"--mpi={config.mpi}")
     # Bound to the cores of one task, an agent would hold all its ranks there.
