@@ -103,7 +103,7 @@ def able(planned: Sequence[_Planned], plan_of: Callable[[_Planned], LaunchPlan])
     """Those whose strategy the ranks' environment has the packages for, and a note on each strategy that is left out:
     for strategies that nobody has named.
 
-    Raises what is wrong with the last, if none is left.
+    Raises what is wrong with the first, if none is left.
     """
     wrong: dict[str, Exception | None] = {}
     for item in planned:
@@ -112,7 +112,7 @@ def able(planned: Sequence[_Planned], plan_of: Callable[[_Planned], LaunchPlan])
             wrong[plan.strategy] = _missing(plan)
     left_out = {name: error for name, error in wrong.items() if error is not None}
     if left_out and len(left_out) == len(wrong):
-        raise list(left_out.values())[-1]
+        raise next(iter(left_out.values()))
     notes = [f"the series leaves out {name}: {error}" for name, error in left_out.items()]
     return [item for item in planned if plan_of(item).strategy not in left_out], notes
 
