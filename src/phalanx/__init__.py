@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .argparser import ArgumentParser as ArgumentParser
     from .data.iterable import shard as shard
+    from .epoch_timer import EpochTimer as EpochTimer
     from .errors import PhalanxError as PhalanxError
     from .run import Run as Run
     from .run import current as current
@@ -22,6 +23,7 @@ __version__ = "0.1.0"
 
 _PUBLIC = {
     "ArgumentParser": "argparser",
+    "EpochTimer": "epoch_timer",
     "PhalanxError": "errors",
     "Run": "run",
     "Topology": "topology",
@@ -31,7 +33,17 @@ _PUBLIC = {
 }
 _WITH_TORCH = ("run", "data.iterable")
 
-__all__ = ["ArgumentParser", "PhalanxError", "Run", "Topology", "__version__", "current", "init", "shard"]
+__all__ = [
+    "ArgumentParser",
+    "EpochTimer",
+    "PhalanxError",
+    "Run",
+    "Topology",
+    "__version__",
+    "current",
+    "init",
+    "shard",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -15,6 +15,7 @@ from ..errors import did_you_mean
 from ..registry import LAUNCHERS, STRATEGIES, TRACKERS
 from .container_schema import ContainerSettings
 from .engines_schema import DeepspeedSettings, HorovodSettings
+from .measure_schema import MeasureSettings
 from .ray_schema import RaySettings
 from .section import NotNegative, Positive, Precision, Section, TextList
 from .slurm_schema import SlurmSettings
@@ -100,6 +101,7 @@ class JobConfig(SlurmSettings):
         description="who writes step records: every rank, one per node, or rank 0; "
         "auto: rank up to 64 ranks, then main",
     )
+    measure: MeasureSettings = Field(default=MeasureSettings(), description="what is measured beside the training")
     progress: bool = Field(default=True, description="progress bar on the main rank")
     params: dict[str, Any] = Field(default={}, description="the script's own settings: run.config.params")
 

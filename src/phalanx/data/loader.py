@@ -40,6 +40,11 @@ class PreparedLoader:
         """Samples per rank in a full micro-batch; None where batches are made elsewhere."""
         return self._feed.batch_size
 
+    def samples(self) -> int | None:
+        """Samples of a pass over all ranks; None where the loader's units aren't samples, or nobody knows."""
+        feed = self._feed
+        return feed.size() if isinstance(feed, MapFeed) and feed.unit == "sample" else None
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or "_user" not in self.__dict__:
             raise AttributeError(name)

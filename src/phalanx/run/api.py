@@ -263,6 +263,7 @@ class Run:
             self._saver.save_if_due()
         for tracker in self._trackers:
             tracker.close()
+        session.measure.close(session.step)
         session.writer.write(Exit(step=session.step, seconds=seconds, exception=reason))
         session.writer.close()
         how, why = ("failed", f": {reason}") if reason else ("done", "")

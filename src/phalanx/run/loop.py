@@ -44,6 +44,7 @@ class Loop:
                 return  # in the middle of this epoch
             seconds = time.perf_counter() - begin
             session.writer.write(Epoch(epoch=session.epoch, step=session.step, seconds=seconds))
+            session.measure.peak(session.step)
             if session.comm.rank == 0:
                 log.info("epoch %d done: %d steps in %.1f s", session.epoch, session.step - first, seconds)
             session.epoch += 1
@@ -66,6 +67,7 @@ class Loop:
             return
         self._check_frozen()
         session.comm.meet("the beginning of run.steps()")
+        session.measure.begin(loader)
         session.in_steps = True
         left = loader.steps_left(session.config.accumulate)
         session.progress.start(f"epoch {session.epoch}", left)
@@ -79,6 +81,7 @@ class Loop:
             self._open = None
             session.in_steps = False
             session.gradients.end()
+            session.measure.window.end()
             session.progress.stop()
 
     def _check_frozen(self) -> None:
@@ -112,8 +115,11 @@ class Loop:
     def _groups(self, loader: PreparedLoader) -> Iterator[Any]:
         session = self._session
         gradients, device, clock = session.gradients, session.strategy.device, time.perf_counter
+        window = session.measure.window
         stays = device.type == "cpu"  # where loaders leave their batches
         count = 0
+        if window.wanted:
+            window.before_step(session.step)
         begin = mark = self._begin = clock()
         for group in loader.groups(session.config.accumulate, train=True):
             self._open = (loader, group)
@@ -126,8 +132,12 @@ class Loop:
                 mark = clock()
             count += 1
             seconds = mark - begin
+            if window.wanted:
+                window.after_step()
             if self._boundary(count, seconds, waited, samples):
                 return
+            if window.wanted:
+                window.before_step(session.step)
             begin = mark = self._begin = clock()
         session.trained = True
         session.comm.meet("the end of run.steps()")

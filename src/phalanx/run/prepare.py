@@ -87,6 +87,7 @@ def _model(session: Session, model: nn.Module, moved: _Moved) -> nn.Module:
         )
     inner = strategy.unwrap(model)
     before = dict(inner.named_parameters(remove_duplicate=False))
+    session.measure.count(inner)
     wrapped = strategy.wrap(model)
     after = dict(strategy.unwrap(wrapped).named_parameters(remove_duplicate=False))
     moved.update({id(old): (old, after[name]) for name, old in before.items()})

@@ -16,6 +16,7 @@ from ..records import RecordWriter
 from ..rundir import PER_RANK_LIMIT
 from ..strategies.base import Strategy
 from .gradients import Gradients, OptimizerProxy
+from .measure import Measure
 from .progress import Progress
 from .stop import Stop
 
@@ -32,6 +33,7 @@ class Session:
     gradients: Gradients
     stop: Stop
     progress: Progress
+    measure: Measure
     checkpoints: Manager
     contents: Contents  # what checkpoints hold
     step: int = 0  # optimizer steps done
@@ -92,6 +94,7 @@ def open_session(
         gradients=Gradients(strategy, scaler),
         stop=Stop(comm),
         progress=Progress(config.progress and comm.rank == 0),
+        measure=Measure(strategy, config, writer),
         checkpoints=Manager(comm, run_dir / "checkpoints", config.checkpoint.keep),
         contents=Contents(stateful={"scaler": strategy.saved_scaler(scaler)} if config.precision == "fp16" else {}),
     )

@@ -1,0 +1,74 @@
+"""What is measured beside the training, with no word of it in the script: workload, memory, GPU, a profiled window."""
+
+from __future__ import annotations
+
+import resource
+import sys
+
+import torch
+from torch import nn
+
+from ..config import JobConfig
+from ..data.loader import PreparedLoader
+from ..records import Peak, RecordWriter, Workload
+from ..strategies.base import Strategy
+from .gpu_sampler import start_sampler
+from .profiling import Window
+
+
+class Measure:
+    """One rank's. `window` is asked at each step boundary as long as it is `wanted`."""
+
+    def __init__(self, strategy: Strategy, config: JobConfig, writer: RecordWriter) -> None:
+        self._config, self._writer, self._device = config, writer, strategy.device
+        self._main = strategy.comm.rank == 0
+        self._told = False
+        self._parameters = self._gradient_bytes = 0
+        # Horovod's own collectives are no torch operators; its NCCL kernels show like any.
+        self.window = Window(config.measure, strategy.device, writer, seen=strategy.name != "horovod")
+        self._sampler = start_sampler(strategy.device, writer, config.measure.gpu_interval, self._main)
+
+    def count(self, model: nn.Module) -> None:
+        """A model that is about to be prepared, whole on this rank."""
+        for parameter in model.parameters():
+            self._parameters += parameter.numel()
+            if parameter.requires_grad:
+                self._gradient_bytes += parameter.numel() * parameter.element_size()
+
+    def begin(self, loader: PreparedLoader) -> None:
+        """The first steps are about to be taken."""
+        if self._told or not self._main:
+            return
+        self._told = True
+        self._writer.write(
+            Workload(
+                parameters=self._parameters,
+                gradient_bytes=self._gradient_bytes,
+                batch_size=loader.batch_size,
+                accumulate=self._config.accumulate,
+                dataset=loader.samples(),
+                precision=self._config.precision,
+            )
+        )
+
+    def peak(self, step: int) -> None:
+        on_cuda = self._device.type == "cuda"
+        self._writer.write(
+            Peak(
+                step=step,
+                device=torch.cuda.max_memory_allocated(self._device) / 2**20 if on_cuda else 0.0,
+                host=_host(),
+            )
+        )
+
+    def close(self, step: int) -> None:
+        self.window.close()
+        if self._sampler is not None:
+            self._sampler.close()
+        self.peak(step)
+
+
+def _host() -> float:
+    """MiB that this process has had resident at most."""
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most / 2**20 if sys.platform == "darwin" else most / 2**10
