@@ -160,6 +160,7 @@ def test_sizes_within_an_allocation():
         (["--resume", "latest", "train.py"], ["resume='latest'", "phalanx retry"]),
         (["--scalability-nproc", "0", "train.py"], ["scalability_nproc", "from 1"]),
         (["--repeats", "0", "train.py"], ["repeats"]),
+        (["--mode", "single", "--repeats", "3", "train.py"], ["repeats=3", "--mode runall"]),
         (["--launcher", "srun", "--strategies", "ddp", "train.py"], ["launcher srun", "allocation"]),
         (["--device", "cuda", "--strategies", "ddp", "train.py"], ["no GPU is visible"]),
         (["--strategies", "ddp", "absent.py"], ["absent.py"]),

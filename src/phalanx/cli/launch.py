@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..config import JobConfig, Loaded, load_config
+from ..config.layers import COMMAND_LINE
 from ..config.saved import CONFIG_FILE
 from ..errors import UsageError
 from ..facts import Facts, gather
@@ -52,6 +53,11 @@ def request_of(scanned: Scanned, command: str, member: Mapping[str, str] | None 
     loaded = _load(scanned, (), member, origin)
     program = _program(scanned, loaded, command)
     config = loaded.config
+    if config.mode == "single" and config.repeats > 1 and loaded.origins.get("repeats") == COMMAND_LINE:
+        raise UsageError(
+            f"repeats={config.repeats} with mode=single: the members of a series are repeated; add --mode runall "
+            f"(--strategies {config.strategy if config.strategy != 'auto' else 'ddp'} for one strategy)"
+        )
     if config.resume is not None:
         _refuse_resume(config)
         before = find_run_dir(config.run_root, run_name(config, program), config.resume) / CONFIG_FILE
