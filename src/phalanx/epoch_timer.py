@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 
 from .errors import UsageError
-from .records import Epoch, Exit, RecordWriter, Start, Workload
+from .records import Epoch, Exit, RecordWriter, Start, Step, Workload
 from .rundir import new_run_dir, next_attempt
 from .topology import Topology
 
@@ -135,7 +135,10 @@ class EpochTimer:
         now = _now()
         self._steps += 1
         mine = round(samples / self._topology.world_size)  # readers multiply what rank 0 tells
-        self._writer.step(self._steps, self._epoch, now - self._mark, 0.0, mine)
+        unknown = float("nan")
+        self._writer.write(
+            Step(step=self._steps, epoch=self._epoch, seconds=now - self._mark, wait=unknown, samples=mine)
+        )
         self._mark = now
 
     def _append(self, path: Path, epoch: int, seconds: float) -> None:
