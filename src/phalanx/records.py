@@ -212,7 +212,7 @@ class RecordWriter:
         os.close(self._file)
 
 
-def _parse(line: str, rank: int, attempt: int) -> Record | None:
+def parse(line: str, rank: int, attempt: int) -> Record | None:
     """The record of a line; None for a cut line and for kinds of a later version."""
     try:
         values = json.loads(line)
@@ -228,7 +228,7 @@ def read_file(path: Path) -> Iterator[Record]:
     rank, attempt = (int(part) for part in path.name.split(".")[:2])
     with path.open(encoding="utf-8", errors="replace") as lines:
         for line in lines:
-            record = _parse(line, rank, attempt)
+            record = parse(line, rank, attempt)
             if record is not None:
                 yield record
 

@@ -18,6 +18,8 @@ COMMANDS = {
     "status": "show jobs, how far they are and how they ended",
     "logs": "show what a job or one of its ranks printed",
     "test": "run distributed tests on every worker, with one verdict",
+    "generate-scalability-report": "whether more ranks are worth it: a page, plots and tables of what runs took",
+    "report": "the same as generate-scalability-report",
     "cancel": "end jobs, runs or whole series",
     "retry": "run the failed members of a series once more",
     "env": "make a virtual environment, here or by a job on the nodes",
@@ -25,7 +27,7 @@ COMMANDS = {
     "site": "write a site profile from what the cluster says; show the shipped ones",
     "config": "show settings, their values and which layer set them",
 }
-_MODULES = {"generate-slurm": "submit"}
+_MODULES = {"generate-slurm": "submit", "generate-scalability-report": "report"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

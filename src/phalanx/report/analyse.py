@@ -2,93 +2,98 @@
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-
-import numpy as np
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
 
 from .groups import Workload, by_workload, difference
-from .model import Analysis, Comparison, Forecast, Group, Input, Line, Numbers, Point, RunData, Size, Stat
-from .stats import Sample, block_medians, blocks, sample
+from .measure import Left, Measured, Options, few_epochs
+from .model import Analysis, Comparison, Forecast, Group, Input, Line, RunData, Size
+from .stats import Sample, exactly
+from .verdict import growth, verdict
 
-Forecaster = Callable[[Line, Sequence[RunData], float], Forecast]
-
-
-@dataclass(frozen=True)
-class Options:
-    """What a user chooses: epochs and steps left out at the beginning of each run, epochs that a cost is given for, and
-    the efficiency that is worth it."""
-
-    warmup_epochs: int = 1
-    warmup_steps: int = 10
-    epochs: int = 100
-    efficiency: float = 0.7
-    title: str = "Scalability report"
+__all__ = ["Options", "analyse"]
+_FEW = 3  # epochs at a size, below which steps say more
+_MANY = 20  # steps that are enough for that
+_BASELINE = " (baseline)"
 
 
 def analyse(
-    runs: Sequence[RunData], inputs: Sequence[Input], options: Options, forecaster: Forecaster | None = None
+    runs: Sequence[RunData], inputs: Sequence[Input], options: Options, meta: Mapping[str, Any] | None = None
 ) -> Analysis:
-    """Group, measure and compare. `runs` have at least an epoch or a step each."""
-    workloads = by_workload(runs)
-    warnings = _mixed(workloads)
-    groups = tuple(_group(workload, options, forecaster, warnings) for workload in workloads)
+    """Group, measure and compare. Runs of an all-reduce benchmark are for the forecast only."""
+    benchmarks = [run for run in runs if len(run.allreduce)]
+    workloads = by_workload([run for run in runs if _trains(run)])
+    left, warnings = Left(), _mixed(workloads)
+    groups = [_group(workload, options, benchmarks, left, warnings) for workload in workloads]
     return Analysis(
         title=options.title,
-        groups=groups,
-        inputs=tuple(inputs),
+        groups=tuple(group for group in groups if group.lines),
+        inputs=tuple(_with_reasons(inputs, runs, left)),
         warnings=tuple(dict.fromkeys(warnings)),
         warmup_epochs=options.warmup_epochs,
         warmup_steps=options.warmup_steps,
         epochs_wanted=options.epochs,
         efficiency_wanted=options.efficiency,
         runs=tuple(runs),
+        meta=dict(meta or {}),
     )
 
 
-def _mixed(workloads: list[Workload]) -> list[str]:
+def _trains(run: RunData) -> bool:
+    return bool(len(run.epochs) or len(run.steps) or run.gpu_utilisation is not None) or not len(run.allreduce)
+
+
+def _mixed(workloads: Sequence[Workload]) -> list[str]:
     if len(workloads) < 2:
         return []
     first = workloads[0]
     return [
         f"{' and '.join(other.names)} is another workload than {' and '.join(first.names)} "
-        f"({difference(first.work, other.work)}): a curve of its own, and not compared"
+        f"({difference(first, other)}): curves of its own, and not compared"
         for other in workloads[1:]
     ]
 
 
-# --- one workload
+def _with_reasons(inputs: Sequence[Input], runs: Sequence[RunData], left: Left) -> list[Input]:
+    """Inputs with what the analysis left out of their runs."""
+    reasons: dict[Path, list[str]] = {}
+    for run in runs:
+        for reason in left.reasons.get(id(run), ()):
+            said = reason if run.run_id == run.path.name else f"{run.label} on {run.size.text}, {reason}"
+            reasons.setdefault(run.path, []).append(said)
+    return [
+        replace(item, left_out=(*item.left_out, *dict.fromkeys(reasons.get(item.path, ())))) if item.used else item
+        for item in inputs
+    ]
 
 
-def _group(workload: Workload, options: Options, forecaster: Forecaster | None, warnings: list[str]) -> Group:
+def _group(
+    workload: Workload, options: Options, benchmarks: Sequence[RunData], left: Left, warnings: list[str]
+) -> Group:
     axis = "nodes" if any(run.size.ranks is None for run in workload.runs) else "ranks"
+    lines: list[Line] = []
     measured: dict[str, dict[Size, Measured]] = {}
+    notes = list(workload.notes)
     for label in sorted({run.label for run in workload.runs}):
         own = [run for run in workload.runs if run.label == label]
-        sizes = sorted({run.size for run in own}, key=lambda size: _order(size, axis))
-        measured[label] = {
-            size: Measured([run for run in own if run.size == size], options, warnings) for size in sizes
-        }
-    lines = []
-    for label, points in measured.items():
-        own = [run for run in workload.runs if run.label == label]
-        line = _line(label, points, axis, options, workload.weak)
-        if forecaster is not None:
-            line = Line(**{**vars(line), "forecast": forecaster(line, own, options.efficiency)})
-        lines.append(line)
+        sizes = _measured(own, axis, options, left, warnings)
+        if sizes:
+            measured[label] = sizes
+            line = _line(label, sizes, options, workload.weak, notes)
+            line = replace(line, forecast=_forecast(line, own, benchmarks, options))
+            lines.append(replace(line, verdict=verdict(line, options.efficiency)))
     return Group(
         title=_title(workload),
         work=workload.work,
         axis=axis,
         lines=tuple(lines),
-        comparisons=tuple(_comparisons(measured, {line.label for line in lines if line.baseline})),
-        notes=tuple(_notes(lines, workload)),
+        comparisons=tuple(_comparisons(measured, [line.label for line in lines if line.baseline])),
+        notes=tuple(dict.fromkeys([*notes, *_notes(lines, workload)])),
     )
-
-
-def _order(size: Size, axis: str) -> tuple[int, int]:
-    return (size.nodes, size.ranks or 0) if axis == "nodes" else (size.ranks or 0, size.nodes)
 
 
 def _title(workload: Workload) -> str:
@@ -96,177 +101,141 @@ def _title(workload: Workload) -> str:
     if work.parameters:
         parts.append(f"{work.parameters:,} parameters")
     if work.batch_size:
-        parts.append(f"{work.batch_size} samples a rank and batch")
+        steps = f" x {work.accumulate}" if work.accumulate > 1 else ""
+        parts.append(f"{work.batch_size}{steps} samples a rank and step")
     if work.dataset and not workload.weak:
         parts.append(f"{work.dataset:,} samples an epoch")
-    if work.precision:
-        parts.append(work.precision)
+    parts += [part for part in (work.precision, workload.device) if part]
     return ", ".join(workload.names) + (f": {', '.join(parts)}" if parts else "")
 
 
-def _notes(lines: list[Line], workload: Workload) -> list[str]:
+def _notes(lines: Sequence[Line], workload: Workload) -> list[str]:
     notes = [
         f"{line.label}: only {line.base.text} was run, so that there is no speedup to show"
         for line in lines
         if len(line.points) == 1
     ]
     if workload.weak:
-        notes.append("weak scaling: the work grows with the size, so that ideal is a constant epoch time")
-    devices = sorted({run.device.partition(" ")[2] or run.device for run in workload.runs if run.device})
-    kinds = {device.strip("()").split(":")[0] for device in devices}
-    if len(kinds) > 1:
-        notes.append(f"the runs were on different devices: {', '.join(sorted(kinds))}")
+        notes.append("weak scaling: the work grows with the size, so that the ideal is a constant time")
     return notes
 
 
-# --- one label at one size
-
-
-class Measured:
-    """Samples of what the runs of one label and size took, warm-up left out."""
-
-    def __init__(self, runs: list[RunData], options: Options, warnings: list[str]) -> None:
-        self.runs = runs
-        self.seed = zlib.crc32(f"{runs[0].label} {runs[0].size.text}".encode())
-        epochs = [_warm_epochs(run, options.warmup_epochs, warnings) for run in runs]
-        steps = [_warm_steps(run, options) for run in runs]
-        # Means: N epochs take N times as long. Of steps, the usual one.
-        self.epoch = sample([table[:, 1] for table in epochs], self.seed, middle=False)
-        count = sum(map(len, steps))
-        self.step = sample([block_medians(table[:, 2]) for table in steps], self.seed + 1, count=count)
-        self.throughput = self._of_blocks(steps, 4, 2, count) or self._from_epochs()
-        self.wait = self._of_blocks(steps, 3, 2, count)
-
-    def _of_blocks(self, steps: list[Numbers], above: int, below: int, count: int) -> Sample | None:
-        """Sums of one column over sums of another, a stretch at a time."""
-        sums = [blocks(table) for table in steps if len(table)]
-        if not sums or not any(table[:, above].any() for table in sums):
-            return None
-        return sample([table[:, above] / table[:, below] for table in sums], self.seed + above, count=count)
-
-    def _from_epochs(self) -> Sample | None:
-        dataset = next((run.work.dataset for run in self.runs if run.work.dataset), None)
-        if dataset is None or self.epoch is None:
-            return None
-        return Sample(dataset / self.epoch.value, dataset / self.epoch.draws, self.epoch.count)
-
-    def of_runs(self, values: Sequence[float | None]) -> Sample | None:
-        """Of a figure that each run has once."""
-        return sample([np.array([value]) for value in values if value is not None], self.seed + 9)
-
-
-def _warm_epochs(run: RunData, warmup: int, warnings: list[str]) -> Numbers:
-    if warmup and len(run.epochs) and len(run.epochs) <= warmup:
+def _measured(
+    runs: Sequence[RunData], axis: str, options: Options, left: Left, warnings: list[str]
+) -> dict[Size, Measured]:
+    """One label's sizes in their order, smallest first, that have anything to show."""
+    raw = options.warmup_epochs > 0 and few_epochs(runs, options.warmup_epochs) and not any(len(r.steps) for r in runs)
+    if raw and any(len(run.epochs) for run in runs):
         warnings.append(
-            f"{run.label} {run.size.text}, run {run.run_id}: {len(run.epochs)} epoch{'s' * (len(run.epochs) > 1)} in "
-            "all, so that warm-up could not be left out: run more epochs"
+            f"{runs[0].label}: its runs have no epoch after warm-up, so that warm-up is in its times: run more epochs"
         )
-        return run.epochs[-1:]
-    return run.epochs[warmup:]
+    sizes = sorted({run.size for run in runs}, key=lambda size: _order(size, axis))
+    found = {size: Measured([run for run in runs if run.size == size], options, raw, left) for size in sizes}
+    gone = [size for size, measured in found.items() if measured.nothing()]
+    if gone:
+        warnings.append(
+            f"{runs[0].label} on {', '.join(size.text for size in gone)}: nothing remains without the warm-up; "
+            "run more epochs, or see --warmup-epochs"
+        )
+    return {size: measured for size, measured in found.items() if size not in gone}
 
 
-def _warm_steps(run: RunData, options: Options) -> Numbers:
-    """Without the first epochs, if there are others, else without the first steps."""
-    if not len(run.steps):
-        return run.steps
-    ids = np.unique(run.steps[:, 1])
-    if len(ids) > options.warmup_epochs:
-        first = ids[options.warmup_epochs]
-        return np.asarray(run.steps[run.steps[:, 1] >= first])
-    return run.steps[min(options.warmup_steps, len(run.steps) - 1) :]
+def _order(size: Size, axis: str) -> tuple[int, int]:
+    return (size.nodes, size.ranks or 0) if axis == "nodes" else (size.ranks or 0, size.nodes)
 
 
 # --- one line
 
 
-def _line(label: str, measured: dict[Size, Measured], axis: str, options: Options, weak: bool) -> Line:
-    base = next(iter(measured))
-    basis = _basis(measured)
-    points = [
-        _point(size, own, measured[base], _ratio(size, base, axis), basis, options, weak)
-        for size, own in measured.items()
-    ]
-    baseline = all(run.baseline for own in measured.values() for run in own.runs)
-    return Line(label, "weak" if weak else "strong", base, tuple(points), baseline)
-
-
-def _basis(measured: dict[Size, Measured]) -> str:
-    """What speedup is computed from: epochs where all sizes have them, else samples a second."""
-    if all(own.epoch is not None for own in measured.values()):
-        return "epoch"
-    return "throughput" if all(own.throughput is not None for own in measured.values()) else ""
-
-
-def _ratio(size: Size, base: Size, axis: str) -> float:
-    """How many times the base a size is."""
-    if axis == "nodes" or size.ranks is None or base.ranks is None:
-        return size.nodes / base.nodes
-    return size.ranks / base.ranks
-
-
-def _point(size: Size, own: Measured, base: Measured, ratio: float, basis: str, options: Options, weak: bool) -> Point:
-    speedup, efficiency = _gain(own, base, ratio, basis, weak)
-    windows = [run.window for run in own.runs if run.window is not None]
-    to_epochs = own.epoch.times(options.epochs) if own.epoch else None
-    return Point(
-        size=size,
-        runs=len(own.runs),
-        epoch=_stat(own.epoch),
-        step=_stat(own.step),
-        throughput=_stat(own.throughput),
-        speedup=_stat(speedup),
-        efficiency=_stat(efficiency),
-        wait=_stat(own.wait),
-        communication=_stat(own.of_runs([window.communication / window.seconds for window in windows])),
-        exposed=_stat(own.of_runs([window.exposed / window.seconds for window in windows])),
-        gpu_utilisation=_stat(own.of_runs([run.gpu_utilisation for run in own.runs])),
-        energy=_stat(own.of_runs([run.energy for run in own.runs])),
-        energy_per_sample=_stat(own.of_runs([_energy_per_sample(run) for run in own.runs])),
-        peak_device=max((run.peak_device for run in own.runs if run.peak_device), default=None),
-        peak_host=max((run.peak_host for run in own.runs if run.peak_host), default=None),
-        seconds_to_epochs=_stat(to_epochs),
-        device_hours=_stat(to_epochs.times(size.ranks / 3600)) if to_epochs and size.ranks else None,
+def _line(label: str, sizes: Mapping[Size, Measured], options: Options, weak: bool, notes: list[str]) -> Line:
+    base = next(iter(sizes.values()))
+    of, why = _basis(sizes, weak)
+    if why and len(sizes) > 1:
+        notes.append(f"{label}: {why}")
+    points = []
+    for measured in sizes.values():
+        gain, efficiency = _gain(measured, base, of, weak) if len(sizes) > 1 else (None, None)
+        points.append(measured.point(options.epochs, gain, efficiency))
+    return Line(
+        label,
+        "weak" if weak else "strong",
+        base.size,
+        tuple(points),
+        baseline=label.endswith(_BASELINE),
+        of=of or "epoch",
     )
 
 
-def _stat(found: Sample | None) -> Stat | None:
-    return found.stat() if found is not None else None
+def _basis(sizes: Mapping[Size, Measured], weak: bool) -> tuple[str, str]:
+    """Whose time speedup is of: "epoch", "sample", "step", or "" where nothing is comparable; and words on why."""
+    all_of = list(sizes.values())
+    epochs = all(own.epoch is not None for own in all_of)
+    samples = all(own.sampled is not None for own in all_of)
+    if weak and epochs and not _grows(all_of):
+        if samples:
+            return "sample", "its epochs have the same samples at all sizes, so that times a sample are compared"
+        return "", "its epochs have the same samples at all sizes: that is strong scaling; there is no speedup to show"
+    least = min((own.epoch.count for own in all_of if own.epoch), default=0)
+    if epochs and not (samples and least < _FEW and all(own.sampled and own.sampled.count >= _MANY for own in all_of)):
+        return "epoch", ""
+    if samples:
+        few = f"fewer than {_FEW} epochs at some size" if epochs else "no epoch at some size"
+        return "sample", f"{few}, so that speedup is of steps alone, without evaluation and checkpoints"
+    if weak and all(own.step is not None for own in all_of):
+        return "step", ""
+    return "", "its sizes have no times of one kind, so that there is no speedup to show"
 
 
-def _gain(own: Measured, base: Measured, ratio: float, basis: str, weak: bool) -> tuple[Sample | None, Sample | None]:
-    """Speedup and efficiency. Under weak scaling an epoch has `ratio` times the work."""
+def _grows(all_of: Sequence[Measured]) -> bool:
+    """Whether an epoch's samples grow with the size, as weak scaling means; True where nobody says."""
+    base = all_of[0]
+    for own in all_of[1:]:
+        ratio = growth(base.size, own.size)[0]
+        if base.dataset and own.dataset and abs(own.dataset / base.dataset / ratio - 1) > 0.05:
+            return False
+    return True
+
+
+def _gain(own: Measured, base: Measured, of: str, weak: bool) -> tuple[Sample | None, Sample | None]:
+    """Speedup and efficiency against the base. Under weak scaling an epoch, or a step, has `ratio` times the work."""
+    if not of:
+        return None, None
     if own is base:
-        one = Sample(1.0, np.ones_like((own.epoch or own.throughput or own.step or _NONE).draws), 1)
-        return (one, one) if basis else (None, None)
-    if basis == "epoch" and base.epoch and own.epoch:
-        gain = base.epoch.over(own.epoch)
-        return (gain.times(ratio), gain) if weak else (gain, gain.times(1 / ratio))
-    if basis == "throughput" and base.throughput and own.throughput:
-        gain = own.throughput.over(base.throughput)
+        return exactly(1.0), exactly(1.0)
+    ratio = growth(base.size, own.size)[0]
+    if of == "sample" and own.sampled and base.sampled:
+        gain = own.sampled.over(base.sampled)
         return gain, gain.times(1 / ratio)
-    return None, None
+    mine, theirs = (own.epoch, base.epoch) if of == "epoch" else (own.step, base.step)
+    if mine is None or theirs is None:
+        return None, None
+    gain = theirs.over(mine)
+    return (gain.times(ratio), gain) if weak else (gain, gain.times(1 / ratio))
 
 
-_NONE = Sample(0.0, np.zeros(1), 0)
-
-
-def _energy_per_sample(run: RunData) -> float | None:
-    samples = float(run.steps[:, 4].sum())
-    return run.energy / samples if run.energy is not None and samples > 0 else None
+def _forecast(line: Line, runs: Sequence[RunData], benchmarks: Sequence[RunData], options: Options) -> Forecast | None:
+    if find_spec("phalanx.report.forecast") is None:
+        return None
+    found: Forecast = import_module("phalanx.report.forecast").forecast(line, runs, benchmarks, options.efficiency)
+    return found
 
 
 # --- with the API and without
 
 
-def _comparisons(measured: dict[str, dict[Size, Measured]], baselines: set[str]) -> list[Comparison]:
+def _comparisons(measured: Mapping[str, Mapping[Size, Measured]], baselines: Sequence[str]) -> list[Comparison]:
+    """At each size that both have: epochs, or steps where those are few."""
     found = []
-    for against in sorted(baselines):
-        label = against.removesuffix(" (baseline)")
+    for against in baselines:
+        label = against.removesuffix(_BASELINE)
         for size, theirs in measured[against].items():
             ours = measured.get(label, {}).get(size)
-            for of in ("epoch", "step"):
-                one, other = (getattr(ours, of), getattr(theirs, of)) if ours else (None, None)
-                if one and other:
-                    found.append(Comparison(label, against, size, one.over(other).stat(), of))
-                    break
+            if ours is None:
+                continue
+            pairs = [(of, getattr(ours, of), getattr(theirs, of)) for of in ("epoch", "step")]
+            known = [(of, mine, other) for of, mine, other in pairs if mine is not None and other is not None]
+            known.sort(key=lambda pair: min(pair[1].count, pair[2].count) < _FEW)
+            if known:
+                of, mine, other = known[0]
+                found.append(Comparison(label, against, size, mine.over(other).stat(), of))
     return found

@@ -1,182 +1,193 @@
-"""A run directory as `RunData`: the records of all ranks and attempts put together."""
+"""A run directory as `RunData`: the records of all ranks and attempts put together, by the rules of records.py."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections import defaultdict
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
+from ..records import AllReduce, Epoch, Exit, Metric, Peak, Profile, Record, Resume, Start, Workload
+from ..rundir import PER_RANK_LIMIT
+from . import gpus
+from .merging import merged_epochs, merged_steps
 from .model import Input, Numbers, RunData, Size, Window, Work
-from .steplines import read_lines
+from .steplines import Lines, read_lines
+from .text import count, numbers
 
-_FILE = re.compile(r"(\d+)\.(\d+)\.jsonl")
-_FEW = 5  # numbers that are listed one by one
-_JUMP = 1.0  # seconds by which a clock may be set back unnoticed: NTP does that all the time
-
-
-@dataclass
-class Rank:
-    """One rank's records, attempts merged: `steps` rows are (step, epoch, seconds, wait, samples)."""
-
-    steps: Numbers = field(default_factory=lambda: np.empty((0, 5)))
-    epochs: dict[int, float] = field(default_factory=dict)
-    others: list[dict[str, Any]] = field(default_factory=list)
-
-
-@dataclass
-class _Attempt:
-    """What one attempt's ranks left: `limit` is the step that it went on from."""
-
-    files: dict[int, tuple[Numbers, list[dict[str, Any]]]] = field(default_factory=dict)
-    limit: float = float("inf")
+_FILE = re.compile(r"\d+\.\d+\.jsonl")
+_JUMP = 1.0  # seconds by which a clock may be set back unnoticed
+_SPARE = 2  # epochs that must remain for one to be left out as profiled
+_R = TypeVar("_R", bound=Record)
 
 
 def is_run(folder: Path) -> bool:
     return (folder / "records").is_dir()
 
 
-def read_run(folder: Path) -> tuple[RunData | None, Input, list[dict[str, Any]]]:
-    """The run of a directory, None if it holds nothing to go by; what was used of it; rows of all-reduces."""
-    left_out: list[str] = []
-    attempts = _read_attempts(folder, left_out)
-    ranks = _merge(attempts, left_out)
-    starts = [record for rank in ranks.values() for record in rank.others if record["kind"] == "start"]
-    start = _newest_start(starts)
-    if start is None:
-        reason = "no rank wrote a first record" if ranks else "no records"
-        return None, Input(folder, "run", "", (*left_out, reason)), []
-    _check_ranks(ranks, start, folder, left_out)
-    everything = [record for rank in ranks.values() for record in rank.others]
-    run = _run(folder, ranks, start, everything, left_out)
-    rows = [record for record in everything if record["kind"] == "allreduce"]
-    used = _used(run, ranks, rows)
-    return run, Input(folder, "run", used, tuple(left_out)), [{**row, "start": start} for row in rows]
+def read_run(folder: Path) -> tuple[RunData | None, Input]:
+    """The run of a directory, None if it holds nothing to go by; and what was used of it."""
+    return _Reader(folder).read()
 
 
-def _read_attempts(folder: Path, left_out: list[str]) -> dict[int, _Attempt]:
-    attempts: dict[int, _Attempt] = defaultdict(_Attempt)
-    cut = []
-    for path in sorted((folder / "records").iterdir()):
-        match = _FILE.fullmatch(path.name)
-        if match is None:
-            continue
-        rank, number = int(match[1]), int(match[2])
-        steps, others, bad = read_lines(path)
+class _Reader:
+    """One directory's reading: what is left out and what is noted come together on the way."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.left_out: list[str] = []
+        self.notes: list[str] = []
+
+    def read(self) -> tuple[RunData | None, Input]:
+        files = self._files()
+        starts = [record for file in files for record in file.others if isinstance(record, Start)]
+        if not starts:
+            self.left_out.append("no rank's first record" if files else "no records: the run never began")
+            return None, self._input("")
+        start = max(starts, key=lambda record: (record.attempt, -record.rank))
+        files = self._of_one_size(files, start)
+        records = [record for file in files for record in file.others]
+        self._check(files, start, _of(records, Exit))
+        run = self._run(files, records, start)
+        if not len(run.epochs) and not len(run.steps) and not len(run.allreduce):
+            self.left_out.append("no step and no epoch that can be used")
+            return None, self._input("")
+        return run, self._input(_used(run, files))
+
+    def _input(self, used: str) -> Input:
+        return Input(self.folder, "run", used, tuple(self.left_out), tuple(self.notes))
+
+    def _files(self) -> list[Lines]:
+        files, bad = [], 0
+        for path in sorted((self.folder / "records").iterdir()):
+            if not _FILE.fullmatch(path.name):
+                continue
+            try:
+                lines = read_lines(path)
+            except OSError as error:
+                self.left_out.append(f"{path.name}: {error.strerror}")
+                continue
+            bad += lines.bad
+            if _went_back(lines):
+                self.notes.append(f"{path.name}: the clock was set back; durations are of a clock that isn't")
+            files.append(lines)
         if bad:
-            cut.append(f"{bad} of {path.name}")
-        if _backwards(others):
-            left_out.append(f"{path.name}: the clock ran backwards between records; durations are of another clock")
-        attempts[number].files[rank] = steps, others
-        attempts[number].limit = min(attempts[number].limit, _resumed_at(steps, others))
-    if cut:
-        left_out.append(f"lines that were cut off or aren't records: {_few(cut)}")
-    return dict(sorted(attempts.items()))
+            self.left_out.append(f"{count(bad, 'line')} cut off, or no record")
+        return files
+
+    def _of_one_size(self, files: list[Lines], start: Start) -> list[Lines]:
+        """Attempts of the newest one's size: a point is of one size."""
+        sizes = {
+            record.attempt: (record.world_size, record.num_nodes, record.strategy)
+            for file in files
+            for record in file.others
+            if isinstance(record, Start)
+        }
+        other = sorted(number for number, size in sizes.items() if size != sizes[start.attempt])
+        if other:
+            ranks = ", ".join(dict.fromkeys(f"{sizes[number][0]} under {sizes[number][2]}" for number in other))
+            self.left_out.append(f"{numbers('attempt', other)}: of another number of ranks or strategy ({ranks})")
+        return [file for file in files if file.attempt not in other]
+
+    def _check(self, files: Sequence[Lines], start: Start, exits: Sequence[Exit]) -> None:
+        if start.api != "epoch-timer":  # there rank 0 speaks for all
+            missing = sorted(set(range(start.world_size)) - {file.rank for file in files})
+            if missing:
+                self.notes.append(
+                    f"{numbers('rank', missing)} of {start.world_size}: no records; times are those of the others"
+                )
+        newest = {file.rank for file in files if file.attempt == start.attempt}
+        ended = {record.rank: record.exception for record in exits if record.attempt == start.attempt}
+        failed = [f"rank {rank}: {text.splitlines()[0][:100]}" for rank, text in sorted(ended.items()) if text.strip()]
+        if failed:
+            self.notes.append(f"the run failed ({failed[0]}): what came before is used")
+        elif newest - set(ended):
+            self.notes.append(
+                f"no end is recorded ({numbers('rank', newest - set(ended))}): it runs still, or was killed"
+            )
+
+    def _run(self, files: Sequence[Lines], records: Sequence[Record], start: Start) -> RunData:
+        plan, settings = _json(self.folder / "plan.json"), _settings(self.folder / "config.yaml")
+        baseline = start.api == "epoch-timer"
+        limits = _limits(files)
+        everywhere = start.world_size <= PER_RANK_LIMIT and settings.get("records", "auto") in ("auto", "rank")
+        steps = merged_steps(files, limits, start.world_size, everywhere, self.left_out)
+        profiles = _of(records, Profile)
+        used, profiled = self._without_profiled(steps.rows, profiles)
+        return RunData(
+            path=self.folder,
+            run_id=self.folder.name,
+            label=start.strategy + (" (baseline)" if baseline else ""),
+            size=Size(start.num_nodes or _nodes(records), start.world_size),
+            work=_work(records, Path(plan.get("script") or self.folder.parent.name).name),
+            baseline=baseline,
+            scaling=settings.get("scaling", "strong"),
+            launcher=plan.get("launcher") or start.launched_by or None,
+            device=start.device,
+            epochs=self._epochs(merged_epochs(files, limits, self.left_out), profiled),
+            steps=steps.rows[used],
+            window=_window(profiles),
+            gpu_utilisation=gpus.utilisation(records),
+            energy=gpus.energy(records),
+            peak_device=_most([record.device for record in _of(records, Peak)]),
+            peak_host=_most([record.host for record in _of(records, Peak)]),
+            samples=float(steps.rows[:, 4].sum()) if len(steps.rows) else None,
+            restarts=tuple(int(used[:row].sum()) for row in steps.restarts),
+            allreduce=np.array([(row.bytes, row.seconds, row.repeats) for row in _of(records, AllReduce)
+                                if row.rank == start.rank], dtype=float).reshape(-1, 3),
+        )  # fmt: skip
+
+    def _without_profiled(self, rows: Numbers, profiles: Sequence[Profile]) -> tuple[Any, set[int]]:
+        """Which steps count, and the epochs that have a profiled window in them: such steps are slower."""
+        used = np.ones(len(rows), dtype=bool)
+        for profile in profiles:
+            used &= ~((rows[:, 0] >= profile.step) & (rows[:, 0] < profile.step + profile.steps))
+        gone = rows[~used]
+        if len(gone):
+            self.left_out.append(f"{numbers('step', gone[:, 0])}: profiled")
+        return used, {int(epoch) for epoch in gone[:, 1]}
+
+    def _epochs(self, rows: Numbers, profiled: set[int]) -> Numbers:
+        """Epochs with a profiled window are left out, where enough others remain. The first is warm-up anyhow."""
+        among = np.isin(rows[:, 0], sorted(profiled)) & (rows[:, 0] > rows[:1, 0].sum())
+        if not among.any():
+            return rows
+        if len(rows) - among.sum() < _SPARE + 1:
+            self.notes.append(f"{numbers('epoch', rows[among, 0])}: with a profiled window in it, which takes longer")
+            return rows
+        self.left_out.append(f"{numbers('epoch', rows[among, 0])}: a profiled window in it")
+        return np.asarray(rows[~among])
 
 
-def _backwards(others: list[dict[str, Any]]) -> bool:
-    times = np.array([record.get("time", np.nan) for record in others], dtype=float)
-    return bool(np.any(np.diff(times) < -_JUMP))
+def _of(records: Sequence[Record], kind: type[_R]) -> list[_R]:
+    return [record for record in records if isinstance(record, kind)]
 
 
-def _resumed_at(steps: Numbers, others: list[dict[str, Any]]) -> float:
-    """As in `records`: what older attempts did after this step is void."""
-    resumed = [record["step"] for record in others if record["kind"] == "resume"]
-    if resumed:
-        return float(resumed[0])
-    did = len(steps) or any(record["kind"] in ("epoch", "metric") for record in others)
-    return 0.0 if did else float("inf")
+def _went_back(file: Lines) -> bool:
+    """Whether the times at which records were written decrease."""
+    steps, others = file.steps[:, 0], np.array([record.time for record in file.others], dtype=float)
+    return any(bool(np.any(np.diff(times) < -_JUMP)) for times in (steps, others))
 
 
-def _merge(attempts: dict[int, _Attempt], left_out: list[str]) -> dict[int, Rank]:
-    ranks: dict[int, Rank] = defaultdict(Rank)
-    partial: set[int] = set()
-    for attempt in attempts.values():
-        for rank in ranks.values():
-            rank.steps = rank.steps[rank.steps[:, 0] <= attempt.limit]
-        for number, (steps, others) in attempt.files.items():
-            rank = ranks[number]
-            rank.steps = np.concatenate([rank.steps[~np.isin(rank.steps[:, 0], steps[:, 0])], steps])
-            rank.others += others
-            inside = {record["epoch"] for record in others if record["kind"] == "resume"}
-            for record in others:
-                if record["kind"] == "epoch":
-                    rank.epochs[record["epoch"]] = record["seconds"]
-                    (partial.add if record["epoch"] in inside else partial.discard)(record["epoch"])
-    for rank in ranks.values():
-        for epoch in partial & set(rank.epochs):
-            del rank.epochs[epoch]
-    if partial:
-        left_out.append(f"{_numbers('epoch', partial)}: the run was resumed inside")
-    return dict(sorted(ranks.items()))
+def _limits(files: Sequence[Lines]) -> dict[int, float]:
+    """By attempt, the step that it went on from: what older ones did after it is void."""
+    limits: dict[int, float] = defaultdict(lambda: float("inf"))
+    for file in files:
+        resumed = [record.step for record in file.others if isinstance(record, Resume)]
+        did = len(file.steps) or any(isinstance(record, (Epoch, Metric)) for record in file.others)
+        limit = resumed[0] if resumed else 0 if did else float("inf")
+        limits[file.attempt] = min(limits[file.attempt], limit)
+    return dict(sorted(limits.items()))
 
 
-def _newest_start(starts: list[dict[str, Any]]) -> dict[str, Any] | None:
-    usable = [start for start in starts if isinstance(start.get("world_size"), int)]
-    return max(usable, key=lambda start: (start["world_size"], start.get("time", 0)), default=None)
-
-
-def _check_ranks(ranks: dict[int, Rank], start: dict[str, Any], folder: Path, left_out: list[str]) -> None:
-    """Every rank writes its first record, whoever keeps step records."""
-    if start.get("api") == "epoch-timer":
-        return  # rank 0 speaks for all
-    missing = sorted(set(range(start["world_size"])) - set(ranks))
-    if missing:
-        left_out.append(
-            f"{_numbers('rank', missing)} of {start['world_size']}: no records, so that times are those of the others"
-        )
-    ends = {number for number, rank in ranks.items() if any(record["kind"] == "exit" for record in rank.others)}
-    failed = [
-        f"rank {number}: {record['exception'].splitlines()[0][:120]}"
-        for number, rank in ranks.items()
-        for record in rank.others[-1:]
-        if record["kind"] == "exit" and record.get("exception")
-    ]
-    if failed:
-        left_out.append(f"what comes after the failure of {failed[0]}")
-    elif set(ranks) - ends:
-        left_out.append(f"what comes after: the run goes on, or was killed ({_numbers('rank', set(ranks) - ends)})")
-
-
-def _run(
-    folder: Path,
-    ranks: dict[int, Rank],
-    start: dict[str, Any],
-    everything: list[dict[str, Any]],
-    left_out: list[str],
-) -> RunData:
-    plan, config = _json(folder / "plan.json"), _config(folder / "config.yaml")
-    world_size, baseline = start["world_size"], start.get("api") == "epoch-timer"
-    nodes = start.get("num_nodes") or _nodes(everything) or 1
-    name = Path(plan.get("script") or folder.parent.name).name
-    return RunData(
-        path=folder,
-        run_id=folder.name,
-        label=start["strategy"] + (" (baseline)" if baseline else ""),
-        size=Size(nodes, world_size),
-        work=_work(everything, name),
-        baseline=baseline,
-        scaling=config.get("scaling", "strong"),
-        launcher=plan.get("launcher") or start.get("launched_by"),
-        device=start.get("device"),
-        epochs=_epochs(ranks, left_out),
-        steps=_steps(ranks, world_size, left_out),
-        window=_window(everything),
-        gpu_utilisation=_utilisation(everything),
-        energy=_energy(everything),
-        peak_device=_peak(everything, "device"),
-        peak_host=_peak(everything, "host"),
-    )
-
-
-def _nodes(everything: list[dict[str, Any]]) -> int:
+def _nodes(records: Sequence[Record]) -> int:
     """Of records that don't say: as many as there are hosts."""
-    return len({record["host"] for record in everything if record["kind"] == "start"})
+    return len({record.host for record in _of(records, Start)}) or 1
 
 
 def _json(path: Path) -> dict[str, Any]:
@@ -187,101 +198,40 @@ def _json(path: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _config(path: Path) -> dict[str, str]:
-    """`scaling` of a run's settings, without a YAML parser's cost a run: the file is ours, a setting a line."""
+def _settings(path: Path) -> dict[str, str]:
+    """Two of a run's settings, without a YAML parser's cost for each run: the file is ours, a setting a line."""
     try:
-        match = re.search(r"^scaling: *['\"]?(strong|weak)\b", path.read_text(encoding="utf-8"), re.MULTILINE)
-    except OSError:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, ValueError):
         return {}
-    return {"scaling": match[1]} if match else {}
+    return dict(re.findall(r"^(scaling|records): *['\"]?(\w+)", text, re.MULTILINE))
 
 
-def _work(everything: list[dict[str, Any]], name: str) -> Work:
-    said = next((record for record in everything if record["kind"] == "workload"), None)
-    if said is None:
+def _work(records: Sequence[Record], name: str) -> Work:
+    said = _of(records, Workload)
+    if not said:
         return Work(name)
-    known = ("parameters", "gradient_bytes", "batch_size", "dataset", "precision")
-    return Work(name, accumulate=said.get("accumulate") or 1, **{key: said.get(key) for key in known})
+    names = ("parameters", "gradient_bytes", "batch_size", "dataset", "precision")
+    work = replace(Work(name), **{key: getattr(said[-1], key) for key in names})
+    return replace(work, accumulate=said[-1].accumulate or 1)
 
 
-def _epochs(ranks: dict[int, Rank], left_out: list[str]) -> Numbers:
-    """An epoch takes as long as on its slowest rank."""
-    longest: dict[int, float] = {}
-    for rank in ranks.values():
-        for epoch, seconds in rank.epochs.items():
-            longest[epoch] = max(longest.get(epoch, seconds), seconds)
-    rows: Numbers = np.array(sorted(longest.items()), dtype=float).reshape(-1, 2)
-    return np.asarray(rows[_sound(rows[:, 1], rows[:, 0], "epoch", left_out)])
-
-
-def _steps(ranks: dict[int, Rank], world_size: int, left_out: list[str]) -> Numbers:
-    """A step takes as long as on its slowest rank; where some ranks keep no records, theirs are taken to be alike."""
-    tables = [rank.steps for rank in ranks.values() if len(rank.steps)]
-    if not tables:
-        return np.empty((0, 5))
-    rows = np.concatenate(tables)
-    rows = rows[_sound(rows[:, 2], rows[:, 0], "step", left_out)]
-    rows = rows[np.argsort(rows[:, 0], kind="stable")]
-    numbers, first, counts = np.unique(rows[:, 0], return_index=True, return_counts=True)
-    if not len(numbers):
-        return np.empty((0, 5))
-    seconds = np.maximum.reduceat(rows[:, 2], first)
-    wait, samples = (np.add.reduceat(rows[:, column], first) / counts for column in (3, 4))
-    return np.column_stack([numbers, rows[first, 1], seconds, wait, samples * world_size])
-
-
-def _sound(seconds: Numbers, numbers: Numbers, what: str, left_out: list[str]) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Which times can be used; the others are named."""
-    unknown, backwards = ~np.isfinite(seconds), seconds <= 0
-    for bad, why in ((unknown, "not a number"), (backwards & ~unknown, "no time or less than none: a clock ran back")):
-        if bad.any():
-            left_out.append(f"{_numbers(what, set(numbers[bad].astype(int)))}: {why}")
-    return ~(unknown | backwards)
-
-
-def _window(everything: list[dict[str, Any]]) -> Window | None:
-    found = [record for record in everything if record["kind"] == "profile" and record.get("steps")]
-    if not found:
+def _window(profiles: Sequence[Profile]) -> Window | None:
+    rows = [(p.seconds, p.compute, p.communication, p.exposed, p.steps) for p in profiles if p.steps and p.seconds > 0]
+    if not rows:
         return None
-    columns = ("seconds", "compute", "communication", "exposed")
-    means = [float(np.mean([record[column] / record["steps"] for record in found])) for column in columns]
-    return Window(*means)
+    table = np.array(rows, dtype=float)
+    return Window(*map(float, (table[:, :4] / table[:, 4:]).mean(axis=0)))
 
 
-def _utilisation(everything: list[dict[str, Any]]) -> float | None:
-    """Mean over time and GPUs."""
-    pairs = np.array([(r["seconds"], r["utilisation"]) for r in everything if r["kind"] == "gpu"]).reshape(-1, 2)
-    pairs = pairs[np.isfinite(pairs).all(axis=1)]
-    total = pairs[:, 0].sum()
-    return float((pairs[:, 0] * pairs[:, 1]).sum() / total) if total > 0 else None
+def _most(values: Sequence[float]) -> float | None:
+    return max((float(value) for value in values if value > 0), default=None)
 
 
-def _energy(everything: list[dict[str, Any]]) -> float | None:
-    found = [record["energy"] for record in everything if record["kind"] == "gpu"]
-    return float(np.sum(found)) if found and np.isfinite(found).all() else None
-
-
-def _peak(everything: list[dict[str, Any]], which: str) -> float | None:
-    return max(
-        (float(record[which]) for record in everything if record["kind"] == "peak" and record[which]), default=None
-    )
-
-
-def _used(run: RunData, ranks: dict[int, Rank], rows: list[dict[str, Any]]) -> str:
-    parts = [f"{len(ranks)} rank{'s' * (len(ranks) > 1)}"]
-    parts += [f"{len(run.epochs)} epochs"] * bool(len(run.epochs)) + [f"{len(run.steps)} steps"] * bool(len(run.steps))
-    parts += [f"{len(rows)} sizes of all-reduce"] * bool(rows) + ["a profiled window"] * (run.window is not None)
-    return ", ".join(parts) if len(run.epochs) or len(run.steps) or rows else ""
-
-
-def _numbers(what: str, numbers: Iterable[int]) -> str:
-    """`epoch 3`, `ranks 1, 2, 3, …, 9 (7 of them)`."""
-    found = sorted(int(number) for number in numbers)
-    words = [str(number) for number in found]
-    if len(words) > _FEW:
-        words = [*words[: _FEW - 1], "…", f"{words[-1]} ({len(found)} of them)"]
-    return f"{what}{'s' * (len(found) > 1)} {', '.join(words)}"
-
-
-def _few(words: list[str]) -> str:
-    return ", ".join(words if len(words) <= _FEW else [*words[:_FEW], f"and {len(words) - _FEW} more"])
+def _used(run: RunData, files: Sequence[Lines]) -> str:
+    parts = [count(len({file.rank for file in files}), "rank")]
+    parts += [count(len(run.epochs), "epoch")] * bool(len(run.epochs))
+    parts += [count(len(run.steps), "step")] * bool(len(run.steps))
+    parts += [f"{len(run.allreduce)} sizes of all-reduce"] * bool(len(run.allreduce))
+    parts += ["a profiled window"] * (run.window is not None) + ["GPU samples"] * (run.gpu_utilisation is not None)
+    return ", ".join(parts)

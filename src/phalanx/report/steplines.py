@@ -1,68 +1,71 @@
-"""One file of records as arrays and dictionaries, with a fast way for the lines of steps, which are nearly all."""
+"""One file of records: its steps as an array, with a fast way for our own writer's lines, which are nearly all."""
 
 from __future__ import annotations
 
-import json
+import re
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from ..records import VERSION
+from ..records import VERSION, Record, Step, parse
 from .model import Numbers
 
-_PREFIX = b'{"v": %d, "kind": "step", "time": ' % VERSION
-_LABELS = (_PREFIX, b', "step": ', b', "epoch": ', b', "seconds": ', b', "wait": ', b', "samples": ', b"}")
-_COLUMNS = 6
+COLUMNS = ("time", "step", "epoch", "seconds", "wait", "samples")
+_WHOLE = rb"(0|[1-9]\d*)"
+_FLOAT = rb"(-?(?:0|[1-9]\d*)(?:\.\d+)?(?:e[-+]\d+)?)"
+# The writer's line to the letter, with numbers as JSON has them; all others are left to the JSON parser.
+_LINE = re.compile(
+    rb'^\{"v": %d, "kind": "step", "time": ((?:0|[1-9]\d*)\.\d+), "step": ' % VERSION
+    + _WHOLE + rb', "epoch": ' + _WHOLE + rb', "seconds": ' + _FLOAT + rb', "wait": ' + _FLOAT
+    + rb', "samples": ' + _WHOLE + rb"\}\n",
+    re.MULTILINE,
+)  # fmt: skip
 
 
-def read_lines(path: Path) -> tuple[Numbers, list[dict[str, Any]], int]:
-    """Steps (step, epoch, seconds, wait, samples) in order, the other records, and how many lines were no records."""
-    try:
-        lines = path.read_bytes().split(b"\n")
-    except OSError:
-        return np.empty((0, 5)), [], 1
-    ours = [line for line in lines if line.startswith(_PREFIX) and line.endswith(b"}")]
-    fast = _fast(ours)
-    slow = lines if fast is None else [line for line in lines if not (line.startswith(_PREFIX) and line.endswith(b"}"))]
-    steps, others, bad = [np.empty((0, 5)) if fast is None else fast], [], 0
-    for line in filter(None, slow):
-        record = _parse(line)
-        if record is None:
-            bad += 1
-        elif record["kind"] == "step":
-            steps.append(_row(record))
-        else:
+@dataclass(frozen=True)
+class Lines:
+    """What a file holds: steps (rows of COLUMNS), other records, and how many lines are no records that we know."""
+
+    rank: int
+    attempt: int
+    steps: Numbers = field(default_factory=lambda: np.empty((0, len(COLUMNS))))
+    others: tuple[Record, ...] = ()
+    bad: int = 0
+
+
+def read_lines(path: Path) -> Lines:
+    """`<rank>.<attempt>.jsonl`. Raises OSError."""
+    rank, attempt = (int(part) for part in path.name.split(".")[:2])
+    return parse_lines(path.read_bytes(), rank, attempt)
+
+
+def parse_lines(data: bytes, rank: int, attempt: int) -> Lines:
+    """The same as `records.read_file` says of each line, in less than a quarter of its time."""
+    parts = _LINE.split(data)
+    columns = [np.fromstring(b",".join(parts[index :: len(COLUMNS) + 1]), sep=",") for index in range(1, 7)]
+    steps = np.column_stack(columns)
+    others: list[Record] = []
+    slow: list[tuple[float, ...]] = []
+    bad = 0
+    for line in b"".join(parts[:: len(COLUMNS) + 1]).split(b"\n"):
+        record = parse(line.decode("utf-8", "replace"), rank, attempt) if line else None
+        if isinstance(record, Step):
+            row = _row(record)
+            slow += [row] if row else []
+            bad += not row
+        elif record is not None:
             others.append(record)
-    return np.concatenate(steps), others, bad
+        else:
+            bad += bool(line)
+    if slow:
+        steps = np.concatenate([steps, np.array(slow)])
+    return Lines(rank, attempt, steps, tuple(others), bad)
 
 
-def _fast(lines: list[bytes]) -> Numbers | None:
-    """The numbers of lines that are to the letter as our writer makes them; None if any isn't."""
-    if not lines:
-        return np.empty((0, 5))
-    text = b"\n".join(lines)
-    for label in _LABELS:
-        if text.count(label) != len(lines):
-            return None
-        text = text.replace(label, b" ")
-    if text.translate(None, b"0123456789.+-e \n"):
-        return None
-    numbers: Numbers = np.fromstring(text.decode(), sep=" ")
-    return numbers.reshape(-1, _COLUMNS)[:, 1:] if len(numbers) == _COLUMNS * len(lines) else None
-
-
-def _parse(line: bytes) -> dict[str, Any] | None:
-    try:
-        record = json.loads(line)
-    except ValueError:
-        return None
-    return record if isinstance(record, dict) and isinstance(record.get("kind"), str) else None
-
-
-def _row(record: dict[str, Any]) -> Numbers:
-    names = ("step", "epoch", "seconds", "wait", "samples")
-    try:
-        return np.array([[float(record[name]) for name in names]])
-    except (KeyError, TypeError, ValueError):
-        return np.empty((0, 5))
+def _row(record: Step) -> tuple[float, ...] | None:
+    """None where a number is something else."""
+    values = [getattr(record, name) for name in COLUMNS]
+    if all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values):
+        return tuple(float(value) for value in values)
+    return None

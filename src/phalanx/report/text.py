@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from .model import Stat
 
 _TIMES = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
+_FEW = 5  # ranges of numbers that are listed
 _ENERGIES = ((1e6, "MJ"), (1e3, "kJ"), (1.0, "J"), (1e-3, "mJ"))
 
 
@@ -64,3 +65,18 @@ def between(stat: Stat, show: str = "digits") -> str:
 def count(number: int, what: str) -> str:
     """`1 run`, `3 runs`."""
     return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def numbers(what: str, found: Iterable[float]) -> str:
+    """`step 3`, `ranks 1, 2, 5 to 9`, and how many if there are more ranges than one wants to read."""
+    ordered = sorted({int(number) for number in found})
+    ranges: list[list[int]] = []
+    for number in ordered:
+        if ranges and number == ranges[-1][1] + 1:
+            ranges[-1][1] = number
+        else:
+            ranges.append([number, number])
+    words = [str(first) if first == last else f"{first} to {last}" for first, last in ranges]
+    if len(words) > _FEW:
+        words = [*words[: _FEW - 1], "…", f"{words[-1]} ({len(ordered):,} of them)"]
+    return f"{what}{'s' * (len(ordered) > 1)} {', '.join(words)}"

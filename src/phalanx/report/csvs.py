@@ -1,0 +1,315 @@
+"""CSV files of other origin as `RunData`: epoch times, GPU samples and profiled computation, as itwinai writes them.
+
+Which of the three a file is, its columns tell: their order, an index before them and further columns don't matter.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from .model import Input, RunData, Size, Window, Work
+
+KINDS: Mapping[str, frozenset[str]] = {
+    "epoch times": frozenset({"name", "nodes", "epoch_id", "time"}),
+    "GPU energy": frozenset({"utilization", "power", "num_global_gpus", "strategy", "probing_interval"}),
+    "computation": frozenset({"name", "self_cuda_time_total", "strategy", "num_gpus", "global_rank"}),
+}
+_FEW = 5
+_PARTS = ("epoch-time", "gpu-energy-data", "communication-data", "computation-data")  # itwinai's folders, below a run's
+_BASELINE = " (baseline)"
+
+
+@dataclass
+class Table:
+    """A file's rows, by column name; `reason` says why there are none."""
+
+    path: Path
+    kind: str = "?"
+    rows: list[dict[str, str]] = field(default_factory=list)
+    reason: str = ""
+
+
+def read_table(path: Path) -> Table:
+    """The rows of one file, if it is one of ours."""
+    try:
+        text = path.read_text(encoding="utf-8-sig", errors="replace")
+    except OSError as error:
+        return Table(path, reason=f"cannot be read: {error.strerror}")
+    lines = [line for line in text.splitlines() if line.strip()]
+    if not lines:
+        return Table(path, reason="empty")
+    rows = list(csv.reader(lines, delimiter=";" if lines[0].count(";") > lines[0].count(",") else ","))
+    header = [name.strip() for name in rows[0]]
+    kind = next((kind for kind, names in KINDS.items() if names <= set(header)), None)
+    if kind is None:
+        return Table(path, reason=f"its columns are {_few(header)}: expected {_expected()}")
+    if len(rows) == 1:
+        return Table(path, kind, reason="no rows below its header")
+    return Table(path, kind, [dict(zip(header, row, strict=False)) for row in rows[1:]])
+
+
+def _expected() -> str:
+    return " or ".join(", ".join(sorted(names)) for names in KINDS.values())
+
+
+def _few(words: Sequence[str]) -> str:
+    return ", ".join(words if len(words) <= _FEW else [*words[:_FEW], f"and {len(words) - _FEW} more"])
+
+
+def read_tables(tables: Sequence[Table], root: Path) -> tuple[list[RunData], list[Input]]:
+    """The runs of files that were found below `root`, and what of each file was used.
+
+    Epoch times make runs. GPU and computation files tell the number of GPUs, not of nodes: they are added to the runs
+    of their experiment where that number is known (see `_gpus_a_node`), and are left out elsewhere.
+    """
+    runs, inputs = _epoch_runs([table for table in tables if table.kind == "epoch times"], root)
+    gpu = [table for table in tables if table.kind == "GPU energy"]
+    computation = [table for table in tables if table.kind == "computation"]
+    energies = {_Key(table.path, label, gpus): found for table in gpu for label, gpus, found in _energies(table)}
+    windows = _windows(computation)
+    a_node = _gpus_a_node(runs, energies, windows)
+    runs = [_with_ranks(run, a_node) for run in runs]
+    runs = [_joined(run, energies, windows) for run in runs]
+    runs += _energy_alone(runs, energies, root)
+    joined = {(_experiment(run.path), _plain(run.label), run.size.ranks) for run in runs}
+    for table in (*gpu, *computation):
+        inputs.append(_input_of(table, joined, a_node))
+    inputs += [Input(table.path, "?", "", (table.reason,)) for table in tables if table.kind == "?"]
+    return runs, inputs
+
+
+@dataclass(frozen=True)
+class _Key:
+    """What a GPU or computation file is about."""
+
+    path: Path
+    label: str
+    gpus: int
+
+    @property
+    def place(self) -> tuple[Path, str, int]:
+        return _experiment(self.path), self.label, self.gpus
+
+
+def _experiment(path: Path) -> Path:
+    """The folder that files of one experiment share: the one above itwinai's folder for each kind."""
+    return path.parent.parent if path.parent.name in _PARTS else path.parent
+
+
+def _plain(label: str) -> str:
+    """Strategies as the three kinds of files name them: `torch-ddp` and `ddp` are one."""
+    return label.removesuffix(_BASELINE).lower().removeprefix("torch-").replace("_", "-")
+
+
+# --- epoch times
+
+
+def _epoch_runs(tables: Sequence[Table], root: Path) -> tuple[list[RunData], list[Input]]:
+    """A run for each name and number of nodes in a file, and each time its epochs begin anew."""
+    runs: list[RunData] = []
+    inputs: list[Input] = []
+    seen: dict[tuple[str, Size, bytes], Path] = {}
+    for table in tables:
+        left_out = [table.reason] if table.reason else []
+        found: list[RunData] = []
+        for run in _runs_of(table, root, left_out):
+            same = seen.setdefault((run.label, run.size, run.epochs.tobytes()), table.path)
+            if same != table.path:
+                left_out.append(f"{run.label} on {run.size.text}: the same rows as in {same}")
+            else:
+                found.append(run)
+        runs += found
+        epochs = sum(len(run.epochs) for run in found)
+        used = ", ".join(f"{run.label} on {run.size.text}" for run in found[:_FEW])
+        more = f" and {len(found) - _FEW} more" if len(found) > _FEW else ""
+        inputs.append(
+            Input(table.path, "epoch times", f"{epochs} epochs: {used}{more}" if found else "", tuple(left_out))
+        )
+    return runs, inputs
+
+
+def _runs_of(table: Table, root: Path, left_out: list[str]) -> list[RunData]:
+    groups: dict[tuple[str, Size, str], list[tuple[int, float]]] = defaultdict(list)
+    bad: dict[str, list[str]] = defaultdict(list)
+    for number, row in enumerate(table.rows, 2):
+        where = f"line {number}"
+        name, size, epoch = row.get("name", ""), _size(row), _whole(row.get("epoch_id"))
+        seconds = _number(row.get("time"))
+        if not name or size is None or epoch is None or row.get("time") is None:
+            bad["not a whole row, or a number of nodes that isn't one"].append(where)
+        elif seconds is None or not math.isfinite(seconds):
+            bad["its time is not a number"].append(f"{where} ({name}, {size.text}, epoch {epoch})")
+        elif seconds <= 0:
+            bad["a time that isn't above zero: a clock ran backwards"].append(where)
+        else:
+            groups[name, size, row.get("run", "")].append((epoch, seconds))
+    left_out += [f"{_few(places)}: {why}" for why, places in bad.items()]
+    return [
+        _run(table.path, root, name, size, run_id or f"{table.path.stem}-{index}", rows)
+        for (name, size, run_id), rows_of in groups.items()
+        for index, rows in enumerate(_passes(rows_of, name, size, left_out))
+    ]
+
+
+def _size(row: Mapping[str, str]) -> Size | None:
+    nodes, ranks = _whole(row.get("nodes")), _whole(row.get("ranks"))
+    return Size(nodes, ranks or None) if nodes is not None and nodes > 0 else None
+
+
+def _whole(text: str | None) -> int | None:
+    """`4` and, as pandas writes columns with gaps, `4.0`."""
+    number = _number(text)
+    return int(number) if number is not None and math.isfinite(number) and number == int(number) else None
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        return float(text) if text is not None else None
+    except ValueError:
+        return None
+
+
+def _passes(rows: list[tuple[int, float]], name: str, size: Size, left_out: list[str]) -> list[list[tuple[int, float]]]:
+    """Rows as runs: epochs that begin anew are another run; the same row twice is one row."""
+    runs: list[list[tuple[int, float]]] = []
+    once = list(dict.fromkeys(rows))
+    if len(once) < len(rows):
+        left_out.append(f"{name} on {size.text}: {len(rows) - len(once)} rows that are there twice")
+    for row in once:
+        if not runs or row[0] in {epoch for epoch, _ in runs[-1]}:
+            runs.append([])
+        runs[-1].append(row)
+    return [sorted(run) for run in runs]
+
+
+def _run(path: Path, root: Path, name: str, size: Size, run_id: str, rows: list[tuple[int, float]]) -> RunData:
+    baseline = name.endswith(_BASELINE)
+    return RunData(path, run_id, name, size, Work(root.name), baseline, epochs=np.array(rows, dtype=float))
+
+
+# --- GPU samples
+
+
+@dataclass(frozen=True)
+class _Energy:
+    nodes: int
+    utilisation: float | None
+    joules: float | None
+
+
+def _energies(table: Table) -> list[tuple[str, int, _Energy]]:
+    """By strategy and number of GPUs: samples of all GPUs, each `probing_interval` seconds after the one before."""
+    groups: dict[tuple[str, int], list[tuple[float, float, int]]] = defaultdict(list)
+    for row in table.rows:
+        values = [_number(row.get(name)) for name in ("utilization", "power", "probing_interval")]
+        gpus, node = _whole(row.get("num_global_gpus")), _whole(row.get("node_idx")) or 0
+        if gpus and all(value is not None and math.isfinite(value) for value in values):
+            use, power, interval = (value or 0.0 for value in values)
+            groups[_plain(row["strategy"]), gpus].append((use, power * interval, node))
+    return [
+        (label, gpus, _Energy(len({node for *_, node in rows}), float(np.mean([use for use, *_ in rows])),
+                              float(sum(joules for _, joules, _ in rows))))
+        for (label, gpus), rows in groups.items()
+    ]  # fmt: skip
+
+
+def _energy_alone(runs: Sequence[RunData], energies: Mapping[_Key, _Energy], root: Path) -> list[RunData]:
+    """Experiments with GPU files only: points without times."""
+    if any(len(run.epochs) for run in runs):
+        return []
+    return [
+        RunData(key.path, key.path.stem, key.label, Size(found.nodes, key.gpus), Work(root.name),
+                gpu_utilisation=found.utilisation, energy=found.joules)
+        for key, found in energies.items()
+    ]  # fmt: skip
+
+
+# --- profiled computation
+
+
+def _windows(tables: Sequence[Table]) -> dict[_Key, Window]:
+    """By strategy and number of GPUs, as means over ranks. Kernel times are microseconds; rows `aten::` are computation
+    and `nccl:` communication. The whole, where a file has no `profiling_time`, is their sum."""
+    shares: dict[tuple[Path, str, int], list[tuple[float, float, float]]] = defaultdict(list)
+    paths: dict[tuple[Path, str, int], Path] = {}
+    for table in tables:
+        by_rank: dict[tuple[str, int, str], list[dict[str, str]]] = defaultdict(list)
+        for row in table.rows:
+            by_rank[_plain(row["strategy"]), _whole(row.get("num_gpus")) or 0, row["global_rank"]].append(row)
+        for (label, gpus, _), rows in by_rank.items():
+            place = _experiment(table.path), label, gpus
+            compute, communication = _kernels(rows, "aten::"), _kernels(rows, "nccl:")
+            total = _number(rows[0].get("profiling_time")) or compute + communication
+            shares[place].append((total, compute, communication if communication or gpus == 1 else math.nan))
+            paths.setdefault(place, table.path)
+    return {
+        _Key(paths[place], place[1], place[2]): _window(rows)
+        for place, rows in shares.items()
+        if all(total > 0 for total, *_ in rows)
+    }
+
+
+def _window(rows: Sequence[tuple[float, float, float]]) -> Window:
+    total, compute, communication = map(float, np.mean(rows, axis=0))
+    return Window(total, compute, communication, exposed=math.nan)
+
+
+def _kernels(rows: Sequence[Mapping[str, str]], prefix: str) -> float:
+    times = [_number(row.get("self_cuda_time_total")) or 0.0 for row in rows if row["name"].startswith(prefix)]
+    return sum(time for time in times if math.isfinite(time)) * 1e-6
+
+
+# --- joining the three
+
+
+def _gpus_a_node(
+    runs: Sequence[RunData], energies: Mapping[_Key, _Energy], windows: Mapping[_Key, Window]
+) -> int | None:
+    """How many GPUs a node has: GPU files tell nodes too. Without those, one number must fit all files."""
+    said = {key.gpus / found.nodes for key, found in energies.items()}
+    if not said:
+        nodes = {run.size.nodes for run in runs if run.size.ranks is None}
+        gpus = {key.gpus for key in windows}
+        said = {max(gpus) / max(nodes)} if nodes and gpus else set()
+        if said and gpus - {int(node * next(iter(said))) for node in nodes}:
+            return None
+    ratio = said.pop() if len(said) == 1 else 0.0
+    return int(ratio) if ratio >= 1 and ratio == int(ratio) else None
+
+
+def _with_ranks(run: RunData, a_node: int | None) -> RunData:
+    """A process a GPU, as is usual there."""
+    if a_node is None or run.size.ranks is not None:
+        return run
+    return replace(run, size=Size(run.size.nodes, run.size.nodes * a_node))
+
+
+def _joined(run: RunData, energies: Mapping[_Key, _Energy], windows: Mapping[_Key, Window]) -> RunData:
+    place = _experiment(run.path), _plain(run.label), run.size.ranks
+    energy = next((found for key, found in energies.items() if key.place == place), None)
+    window = next((found for key, found in windows.items() if key.place == place), None)
+    if energy is not None:
+        run = replace(run, gpu_utilisation=energy.utilisation, energy=energy.joules)
+    return replace(run, window=window) if window is not None else run
+
+
+def _input_of(table: Table, joined: set[tuple[Path, str, int | None]], a_node: int | None) -> Input:
+    column = "num_global_gpus" if table.kind == "GPU energy" else "num_gpus"
+    found = {(_plain(row["strategy"]), _whole(row.get(column))) for row in table.rows}
+    used = sorted(
+        f"{label} on {gpus} GPUs" for label, gpus in found if (_experiment(table.path), label, gpus) in joined
+    )
+    lost = sorted(
+        f"{label} on {gpus} GPUs" for label, gpus in found if (_experiment(table.path), label, gpus) not in joined
+    )
+    why = "how many GPUs a node has isn't known" if a_node is None else "no epoch times of that size beside it"
+    left_out = [f"{_few(lost)}: {why}"] if lost else []
+    shown = f"{len(table.rows)} rows: {_few(used)}" if used else ""
+    return Input(table.path, table.kind, shown, tuple([table.reason, *left_out] if table.reason else left_out))
