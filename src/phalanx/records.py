@@ -179,6 +179,8 @@ KINDS: dict[str, type[Record]] = {
 }
 
 
+_NAMES = {cls: frozenset(item.name for item in fields(cls)) for cls in KINDS.values()}
+
 _STEP_LINE = (
     b'{"v": %d, "kind": "step", "time": %%.6f, "step": %%d, "epoch": %%d, "seconds": %%.9g, "wait": %%.9g, '
     b'"samples": %%d}\n' % VERSION
@@ -217,8 +219,8 @@ def parse(line: str, rank: int, attempt: int) -> Record | None:
     try:
         values = json.loads(line)
         cls = KINDS[values["kind"]]
-        known = {item.name for item in fields(cls)}
-        return cls(**{**{k: v for k, v in values.items() if k in known}, "rank": rank, "attempt": attempt})
+        known = {k: v for k, v in values.items() if k in _NAMES[cls]}
+        return cls(**{**known, "rank": rank, "attempt": attempt})
     except (ValueError, KeyError, TypeError):
         return None
 

@@ -45,9 +45,9 @@ class Workload:
 def by_workload(runs: Sequence[RunData]) -> list[Workload]:
     """Runs whose known facts agree. Those that tell nothing are put by their script's name, and hand-written baselines
     beside the one workload that they can only mean."""
-    known = [run for run in runs if run.work.parameters is not None]
+    known = [run for run in runs if _is_known(run)]
     groups = [group for alike in _split(known, _facts) for group in _by_batch(alike)]
-    for run in (run for run in runs if run.work.parameters is None):
+    for run in (run for run in runs if not _is_known(run)):
         fitting = [group for group in groups if _fits(run, group)]
         if len(fitting) == 1:
             fitting[0].runs.append(run)
@@ -62,6 +62,10 @@ def by_workload(runs: Sequence[RunData]) -> list[Workload]:
         group.runs.sort(key=lambda run: order[id(run)])
         group.notes = list(dict.fromkeys(group.notes))
     return sorted(groups, key=lambda group: order[id(group.runs[0])])
+
+
+def _is_known(run: RunData) -> bool:
+    return run.work.parameters is not None and run.device is not None
 
 
 def kind_of_device(run: RunData) -> str | None:

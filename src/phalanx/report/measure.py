@@ -49,7 +49,8 @@ class Measured:
         steps = [_warm_steps(run, options, left) for run in runs]
         self.epoch = stats.of_means([table[:, 1] for table in epochs], seed)
         self.step = stats.of_medians([table[:, 2] for table in steps], seed + 1)
-        self.wait = stats.of_ratios([(table[:, 3], table[:, 2]) for table in steps], seed + 2)
+        timed = [table for table in steps if np.isfinite(table[:, 3]).all()]
+        self.wait = stats.of_ratios([(table[:, 3], table[:, 2]) for table in timed], seed + 2)
         known = [table for table in steps if len(table) and table[:, 4].sum() > 0]
         self.throughput = stats.of_ratios([(table[:, 4], table[:, 2]) for table in known], seed + 3)
         self._of_steps = self.throughput

@@ -6,7 +6,6 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -128,7 +127,7 @@ class _Reader:
             baseline=baseline,
             scaling=settings.get("scaling", "strong"),
             launcher=plan.get("launcher") or start.launched_by or None,
-            device=start.device,
+            device=None if baseline and start.device == "cpu" else start.device,  # made before the GPU was used?
             epochs=self._epochs(merged_epochs(files, limits, self.left_out), profiled),
             steps=steps.rows[used],
             window=_window(profiles),
@@ -211,9 +210,16 @@ def _work(records: Sequence[Record], name: str) -> Work:
     said = _of(records, Workload)
     if not said:
         return Work(name)
-    names = ("parameters", "gradient_bytes", "batch_size", "dataset", "precision")
-    work = replace(Work(name), **{key: getattr(said[-1], key) for key in names})
-    return replace(work, accumulate=said[-1].accumulate or 1)
+    last = said[-1]
+    return Work(  # a timer that isn't told writes 0 and ""
+        name,
+        parameters=last.parameters or None,
+        gradient_bytes=last.gradient_bytes or None,
+        batch_size=last.batch_size,
+        accumulate=last.accumulate or 1,
+        dataset=last.dataset,
+        precision=last.precision or None,
+    )
 
 
 def _window(profiles: Sequence[Profile]) -> Window | None:

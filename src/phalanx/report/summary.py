@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .model import Analysis, Comparison, Forecast, Group, Input, Line, Point, Stat
-from .text import between, count, digits, percent, time, unit_of_energies, unit_of_times
+from .text import between, count, digits, percent, ratio, time, unit_of_energies, unit_of_times
 from .verdict import verdict
 
 _INPUTS = 10  # that are listed in words; inputs.csv has all
@@ -31,7 +31,7 @@ def columns(points: Sequence[Point], scaling: str) -> list[Column]:
         _times("epoch", [point.epoch for point in points], 1),
         _times("step", [point.step for point in points], 4),
         _figures("samples/s", [point.throughput for point in points], 3),
-        _figures(scaled, [point.speedup for point in points], 1),
+        Column(scaled, tuple(ratio(point.speedup.value) if point.speedup else "" for point in points), 1),
         Column("95%", tuple(between(point.speedup) if point.speedup else "" for point in points), 2),
         _shares("efficiency", [point.efficiency for point in points], 0),
         _shares("data wait", [point.wait for point in points], 6),
@@ -137,13 +137,17 @@ def _wrapped(text: str, width: int, first: str = "", then: str = "  ") -> str:
 
 
 def _comparison(item: Comparison) -> str:
-    spread = f", 95%: {between(item.ratio)}" if item.ratio.count > 1 else ", a single value each"
+    spread = f", 95%: {between(item.ratio, _three)}" if item.ratio.count > 1 else ", a single value each"
     more = (item.ratio.value - 1) * 100
     how = f"{abs(more):.1f}% {'longer' if more > 0 else 'shorter'}" if abs(more) >= 0.05 else "as long"
     return (
         f"{item.label} beside {item.against}, {item.size.text}: {'an' if item.of == 'epoch' else 'a'} {item.of} takes "
         f"{how} ({item.ratio.value:.3f} times{spread})."
     )
+
+
+def _three(value: float) -> str:
+    return f"{value:.3f}"
 
 
 def basis(analysis: Analysis) -> str:

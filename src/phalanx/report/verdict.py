@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .model import Line, Point, Size
-from .text import between, count, digits, percent
+from .text import between, count, percent, ratio
 
 
 def verdict(line: Line, wanted: float) -> str:
@@ -40,7 +40,7 @@ def _gain(line: Line, point: Point) -> str:
     more, what = growth(line.base, point.size)
     work = "work done" if line.scaling == "weak" else "speed"
     return (
-        f"{digits(point.speedup.value)} times the {work} of {line.base.text} with {digits(more).removesuffix('.00')} "
+        f"{ratio(point.speedup.value)} times the {work} of {line.base.text} with {more:.3g} "
         f"times the {what}, an efficiency of {percent(point.efficiency.value)}"
     )
 
@@ -58,7 +58,7 @@ def _doubt(point: Point, wanted: float) -> str:
     assert stat is not None
     if stat.count < 2 or not stat.low < wanted < stat.high:
         return ""
-    return f"; its spread is {between(stat, 'percent')}, too near to be sure: repeat it"
+    return f"; its spread is {between(stat, percent)}, too near to be sure: repeat it"
 
 
 def _beyond(line: Line, kept: Point, wanted: float) -> str:
