@@ -238,6 +238,6 @@ def _used(run: RunData, files: Sequence[Lines]) -> str:
     parts = [count(len({file.rank for file in files}), "rank")]
     parts += [count(len(run.epochs), "epoch")] * bool(len(run.epochs))
     parts += [count(len(run.steps), "step")] * bool(len(run.steps))
-    parts += [f"{len(run.allreduce)} sizes of all-reduce"] * bool(len(run.allreduce))
+    parts += [f"{count(len(run.allreduce), 'size')} of an all-reduce"] * bool(len(run.allreduce))
     parts += ["a profiled window"] * (run.window is not None) + ["GPU samples"] * (run.gpu_utilisation is not None)
     return ", ".join(parts)
