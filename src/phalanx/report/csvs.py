@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from .model import Input, RunData, Size, Window, Work
+from .text import count
 
 KINDS: Mapping[str, frozenset[str]] = {
     "epoch times": frozenset({"name", "nodes", "epoch_id", "time"}),
@@ -181,7 +182,7 @@ def _passes(rows: list[tuple[int, float]], name: str, size: Size, left_out: list
     runs: list[list[tuple[int, float]]] = []
     once = list(dict.fromkeys(rows))
     if len(once) < len(rows):
-        left_out.append(f"{name} on {size.text}: {len(rows) - len(once)} rows that are there twice")
+        left_out.append(f"{name} on {size.text}: {count(len(rows) - len(once), 'row')} twice")
     for row in once:
         if not runs or row[0] in {epoch for epoch, _ in runs[-1]}:
             runs.append([])
@@ -312,4 +313,8 @@ def _input_of(table: Table, joined: set[tuple[Path, str, int | None]], a_node: i
     why = "how many GPUs a node has isn't known" if a_node is None else "no epoch times of that size beside it"
     left_out = [f"{_few(lost)}: {why}"] if lost else []
     shown = f"{len(table.rows)} rows: {_few(used)}" if used else ""
-    return Input(table.path, table.kind, shown, tuple([table.reason, *left_out] if table.reason else left_out))
+    timed = table.kind != "computation" or all(_number(row.get("profiling_time")) for row in table.rows)
+    notes = [] if timed else ["no profiling_time: shares are of the time in aten:: and nccl: kernels"]
+    notes += [f"{count(a_node, 'GPU')} a node"] if a_node and used else []
+    reasons = [table.reason, *left_out] if table.reason else left_out
+    return Input(table.path, table.kind, shown, tuple(reasons), tuple(notes))

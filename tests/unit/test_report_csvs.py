@@ -1,0 +1,140 @@
+"""Epoch-time, GPU-energy and computation files as itwinai writes them, and with what goes wrong in them."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("numpy")
+from phalanx.report.inputs import gather
+
+from .report_world import write_csv
+
+GPU = "sample_idx,utilization,power,local_rank,node_idx,num_global_gpus,strategy,probing_interval"
+COMPUTATION = (
+    ",name,node_id,self_cuda_time_total,cuda_time_total,cuda_time_total_str,calls,strategy,num_gpus,global_rank"
+)
+
+
+def read(folder):
+    return gather([str(folder)], folder / "runs")
+
+
+def left_out(inputs, name):
+    return next("; ".join(item.left_out) for item in inputs if item.path.name == name)
+
+
+def test_columns_in_any_order_with_an_index_and_more_of_them(tmp_path):
+    write_csv(tmp_path / "t.csv", [(0, 12.5, 0, "extra", 2, "horovod"), (1, 10, 1, "", 2, "horovod")],
+              header=",time,epoch_id,other,nodes,name")  # fmt: skip
+    (run,), inputs = read(tmp_path)
+    assert (run.label, run.size.nodes, run.size.ranks) == ("horovod", 2, None)
+    assert run.epochs.tolist() == [[0, 12.5], [1, 10]]
+    assert inputs[0].used == "2 epochs: horovod on 2 nodes"
+
+
+def test_floats_quotes_a_byte_order_mark_and_semicolons(tmp_path):
+    (tmp_path / "t.csv").write_text(
+        '\ufeff"name";"nodes";"epoch_id";"time"\n"ddp";"1.0";"0.0";"3.5"\n', encoding="utf-8"
+    )
+    (run,), _ = read(tmp_path)
+    assert (run.label, run.epochs.tolist()) == ("ddp", [[0, 3.5]])
+
+
+def test_rows_that_cannot_be_used_are_named(tmp_path):
+    rows = [("ddp", 1, 0, 9), ("ddp", -1, 0, 9), ("ddp", "unk", 1, 9), ("ddp", 1, 1, "nan"), ("ddp", 1, 2, -4),
+            ("ddp", 1, 3, 8), ("ddp", 1, 3, 8), ("ddp", 1)]  # fmt: skip
+    write_csv(tmp_path / "t.csv", rows)
+    (run,), inputs = read(tmp_path)
+    assert run.epochs.tolist() == [[0, 9], [3, 8]]
+    said = left_out(inputs, "t.csv")
+    assert "line 3, line 4, line 9: not a whole row, or a number of nodes that isn't one" in said
+    assert "line 5 (ddp, 1 node, epoch 1): its time is not a number" in said
+    assert "line 6: a time that isn't above zero: a clock ran backwards" in said
+    assert "ddp on 1 node: 1 row twice" in said
+
+
+def test_epochs_that_begin_anew_are_another_run(tmp_path):
+    write_csv(tmp_path / "t.csv", [("ddp", 1, 0, 9), ("ddp", 1, 1, 8), ("ddp", 1, 0, 9.5), ("ddp", 1, 1, 8.5)])
+    runs, _ = read(tmp_path)
+    assert [run.epochs[:, 1].tolist() for run in runs] == [[9, 8], [9.5, 8.5]]
+    assert len({run.run_id for run in runs}) == 2
+
+
+def test_a_copy_of_a_file_is_no_repeat(tmp_path):
+    for name in ("a", "b"):
+        write_csv(tmp_path / name / "t.csv", [("ddp", 1, 0, 9), ("ddp", 1, 1, 8)])
+    runs, inputs = read(tmp_path)
+    assert len(runs) == 1
+    assert "the same rows as in" in inputs[1].left_out[0]
+
+
+def test_other_files_are_named_with_what_was_expected(tmp_path):
+    write_csv(tmp_path / "loss.csv", [(1, 2)], header="step,loss")
+    (tmp_path / "empty.csv").write_text("\n")
+    write_csv(tmp_path / "head.csv", [])
+    runs, inputs = read(tmp_path)
+    assert runs == []
+    assert "its columns are step, loss: expected epoch_id, name, nodes, time" in left_out(inputs, "loss.csv")
+    assert left_out(inputs, "empty.csv") == "empty"
+    assert left_out(inputs, "head.csv") == "no rows below its header"
+
+
+def metrics(root, gpu=True, computation=True):
+    """Two sizes of 4 GPUs a node under itwinai's folders: 400 W and 300 W for 3 samples, a second apart."""
+    for nodes, time, watts in ((1, 20.0, 400), (2, 12.0, 300)):
+        run = root / f"run{nodes}"
+        gpus = nodes * 4
+        write_csv(run / "epoch-time" / f"epochtime_torch-ddp_{nodes}N.csv",
+                  [("torch-ddp", nodes, 0, 99), ("torch-ddp", nodes, 1, time)])  # fmt: skip
+        if gpu:
+            write_csv(run / "gpu-energy-data" / f"ddp_{gpus}.csv",
+                      [(index, 50 + 20 * index, watts, rank % 4, rank // 4, gpus, "ddp", 1)
+                       for index in range(3) for rank in range(gpus)], header=GPU)  # fmt: skip
+        if computation:
+            for rank in range(gpus):
+                write_csv(run / "computation-data" / f"ddp_{gpus}_{rank}.csv",
+                          [(0, "aten::mm", -1, 6e6, 6e6, "6s", 10, "ddp", gpus, rank, 10.0),
+                           (1, "nccl:all_reduce", -1, 2e6, 2e6, "2s", 5, "ddp", gpus, rank, 10.0),
+                           (2, "cudaLaunchKernel", -1, 0, 0, "0", 5, "ddp", gpus, rank, 10.0)],
+                          header=COMPUTATION + ",profiling_time")  # fmt: skip
+    return root
+
+
+def test_the_three_kinds_of_an_experiment_are_joined(tmp_path):
+    runs, inputs = read(metrics(tmp_path / "scalability-metrics"))
+    one, two = sorted(runs, key=lambda run: run.size)
+    assert (one.size.text, two.size.text) == ("1x4", "2x4")
+    assert (one.energy, two.energy) == (400 * 3 * 4, 300 * 3 * 8)  # joules
+    assert one.gpu_utilisation == pytest.approx(70)
+    assert (one.window.compute / one.window.seconds, one.window.communication / one.window.seconds) == (0.6, 0.2)
+    assert all(item.used for item in inputs)
+
+
+def test_gpus_a_node_without_gpu_files(tmp_path):
+    """Computation files tell GPUs only: one number of GPUs a node fits all sizes, or they are left out."""
+    runs, _ = read(metrics(tmp_path / "fits", gpu=False))
+    assert sorted(run.size.text for run in runs) == ["1x4", "2x4"]
+    broken = metrics(tmp_path / "broken", gpu=False)
+    (broken / "run1" / "computation-data" / "ddp_4_0.csv").rename(broken / "run1" / "computation-data" / "x.csv")
+    text = (broken / "run1" / "computation-data" / "x.csv").read_text().replace("ddp,4,0", "ddp,3,0")
+    (broken / "run1" / "computation-data" / "x.csv").write_text(text)
+    runs, inputs = read(broken)
+    assert {run.size.ranks for run in runs} == {None}
+    assert "how many GPUs a node has isn't known" in left_out(inputs, "x.csv")
+
+
+def test_computation_without_its_duration_is_a_share_of_kernel_time(tmp_path):
+    write_csv(tmp_path / "epoch-time" / "e.csv", [("ddp", 1, 0, 9), ("ddp", 1, 1, 8)])
+    write_csv(tmp_path / "communication-data" / "ddp_4_0.csv",
+              [(0, "aten::mm", -1, 6e6, 6e6, "", 1, "ddp", 4, 0),
+               (1, "nccl:all_reduce", -1, 2e6, 2e6, "", 1, "ddp", 4, 0)],
+              header=COMPUTATION)  # fmt: skip
+    (run,), inputs = read(tmp_path)
+    assert run.window.communication / run.window.seconds == pytest.approx(0.25)
+    assert "no profiling_time" in "; ".join(note for item in inputs for note in item.notes)
+
+
+def test_gpu_files_alone_are_points_without_times(tmp_path):
+    write_csv(tmp_path / "gpu-energy-data" / "ddp_4.csv", [(0, 80, 100, 0, 0, 4, "ddp", 2)], header=GPU)
+    (run,), _ = read(tmp_path)
+    assert (run.size.text, run.energy, run.gpu_utilisation) == ("1x4", 200, 80)
