@@ -67,8 +67,9 @@ def test_within_an_allocation_members_have_the_first_of_its_nodes(user: User) ->
     (user.work / "s.py").write_text(SCRIPT.replace("fsdp-2x1", "none"))
     sizes = ["--mode", "scaling-test", "--launcher", "srun", "--nproc", "1", "--strategies", "ddp", "device=cpu"]
     run = shlex.join([*PHALANX, "run", *sizes, "s.py", "x"])
-    busy = f"srun -N1 -n1 -r0 sleep 60 & until squeue -hs | grep -q sleep; do sleep 0.1; done; {run}; kill %1"
-    done = user.shell("salloc", "-N", "3", "-t", "5", "-c", "1", "--mem", "100", "bash", "-c", busy)
+    busy = "srun -N1 -n1 -r0 sleep 60 & until squeue -hs | grep -q sleep; do sleep 0.1; done"
+    lines = f"{busy}; {run}; kill %1; echo $SLURM_NODELIST"
+    done = user.shell("salloc", "-N", "3", "-t", "5", "-c", "1", "--mem", "100", "bash", "-c", lines)
     assert done.returncode == 0, done.stderr
     assert "note: 4 and 8 nodes are left out: this allocation has 3" in done.stderr
     hosts = {}
@@ -76,8 +77,7 @@ def test_within_an_allocation_members_have_the_first_of_its_nodes(user: User) ->
         seen = [path.read_text().split() for path in sorted(user.run_dir(f"s-ddp-{nodes}x1").glob("seen-*"))]
         assert [world for _, world, _ in seen] == [str(nodes)] * nodes
         hosts[nodes] = [host for host, _, _ in seen]
-    job = re.search(r"Granted job allocation (\d+)", done.stderr)[1]  # type: ignore[index]
-    first = user.cluster.ctl("scontrol", "show", "hostnames", user.cluster.job(job)["NodeList"]).split()
+    first = user.cluster.ctl("scontrol", "show", "hostnames", done.stdout.split()[-1]).split()
     assert hosts == {1: first[:1], 2: first[:2]}
     series = re.search(r"series (s-\d{8}-\d{6}):", done.stderr)[1]  # type: ignore[index]
     assert f"series {series}: 2 runs: 2 COMPLETED\n" in user.phalanx("status", series).stdout

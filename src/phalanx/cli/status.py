@@ -58,9 +58,15 @@ def _sum_up_series(name: str, found: list[OurJob], root_option: str) -> None:
     counts = Counter(run.state.state for run in runs)
     said = ", ".join(f"{count} {state}" for state, count in counts.items())
     print(f"\nseries {name}: {len(runs)} run{'s' * (len(runs) > 1)}: {said}")
-    failed = [run.name for run in runs if run.failed]
-    if failed:
-        print(f"  failed: {', '.join(failed)}\n  to run only these again: phalanx retry {name}{root_option}")
+    again = [run for run in runs if run.failed]
+    stopped = [run for run in again if run.state.state == "CANCELLED" or not run.began]
+    for word, some in (("failed", [run for run in again if run not in stopped]), ("not run to the end", stopped)):
+        if some:
+            times = Counter(run.name for run in some)
+            names = [f"{run}{f' ({count} times)' if count > 1 else ''}" for run, count in times.items()]
+            print(f"  {word}: {', '.join(names)}")
+    if again:
+        print(f"  to run only these again: phalanx retry {name}{root_option}")
 
 
 def _as_dict(job: OurJob) -> dict[str, Any]:

@@ -185,7 +185,8 @@ def unknown(jobs: Sequence[OurJob], target: str, root: Path) -> PlanError:
     words = [*names, *dict.fromkeys(job.series for job in reversed(jobs) if job.series)]
     ids = [job.job_id for job in jobs if job.local is None]
     near = did_you_mean(target, ids if target.isdecimal() else words)
-    listed = f"its newest runs: {', '.join(names[:5])}; jobs: {', '.join(ids[-5:])}" if jobs else "it has no jobs"
+    listed = f"its newest runs: {', '.join(names[:5])}" if jobs else "it has no jobs"
+    listed += f"; jobs: {', '.join(ids[-5:])}" if ids else ""
     return PlanError(f"no job, run or series {target!r} in {root}: {listed}.{near} (--run-root names another folder)")
 
 
