@@ -42,6 +42,7 @@ class Loop:
             session.in_epoch = False
             if self._stopped():
                 return  # in the middle of this epoch
+            session.measure.wait()
             seconds = time.perf_counter() - begin
             session.writer.write(Epoch(epoch=session.epoch, step=session.step, seconds=seconds))
             session.measure.peak(session.step)

@@ -51,6 +51,11 @@ class Measure:
             )
         )
 
+    def wait(self) -> None:
+        """For the device's queued work: an epoch's time is that of all its steps."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
     def peak(self, step: int) -> None:
         on_cuda = self._device.type == "cuda"
         self._writer.write(
