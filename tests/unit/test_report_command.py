@@ -53,7 +53,7 @@ def test_the_warm_up_epoch_is_left_out_and_said_so(here, capsys):
     assert float(two["efficiency"]) == pytest.approx(10 / 12)
     assert two["base"] == "1 node"
     out = capsys.readouterr().out
-    assert "the first 1 epoch of each run left out as warm-up" in out
+    assert "the first epoch of each run left out as warm-up" in out
     assert "1.67" in out
 
 

@@ -76,8 +76,8 @@ def terminal(analysis: Analysis, width: int) -> str:
     for group in analysis.groups:
         parts.append(_headline(group, width))
         parts += [_terminal_line(line, group, analysis, width) for line in group.lines]
-        parts += [_wrapped(_comparison(item), width) for item in group.comparisons]
-        parts += [_wrapped(f"note: {note}", width) for note in group.notes]
+        parts += [_compared(items) for items in _by_pair(group.comparisons)]
+        parts.append("\n".join(_wrapped(f"note: {note}", width) for note in group.notes))
     parts.append(_wrapped(basis(analysis), width))
     return "\n\n".join(part for part in parts if part)
 
@@ -90,7 +90,8 @@ def _headline(group: Group, width: int) -> str:
 def _terminal_line(line: Line, group: Group, analysis: Analysis, width: int) -> str:
     shown = _fitting(columns(line.points, line.scaling), width - 2)
     words = [f"{line.label}, {line.scaling} scaling{_against(line)}", *_aligned(shown)]
-    words.append(_wrapped(line.verdict or verdict(line, analysis.efficiency_wanted), width, "  → ", "    "))
+    if not line.baseline:  # nobody asks whether more of a baseline are worth it
+        words.append(_wrapped(line.verdict or verdict(line, analysis.efficiency_wanted), width, "  → ", "    "))
     return "\n".join(words)
 
 
@@ -136,13 +137,44 @@ def _wrapped(text: str, width: int, first: str = "", then: str = "  ") -> str:
     return "\n".join(lines)
 
 
+def _by_pair(items: Sequence[Comparison]) -> list[list[Comparison]]:
+    pairs: dict[tuple[str, str, str], list[Comparison]] = {}
+    for item in items:
+        pairs.setdefault((item.label, item.against, item.of), []).append(item)
+    return list(pairs.values())
+
+
+def _compared(items: Sequence[Comparison]) -> str:
+    """One label beside its baseline, a size a row."""
+    first = items[0]
+    shown = [
+        Column("size", tuple(item.size.text for item in items), 0),
+        Column("ratio", tuple(_three(item.ratio.value) for item in items), 0),
+        Column("95%", tuple(between(item.ratio, _three) for item in items), 0),
+        Column("", tuple(_how(item) for item in items), 0),
+    ]
+    return "\n".join([f"{first.label} beside {first.against}: time of {_a(first.of)}", *_aligned(shown)])
+
+
+def _how(item: Comparison) -> str:
+    more = (item.ratio.value - 1) * 100
+    return f"{abs(more):.1f}% {'longer' if more > 0 else 'shorter'}" if abs(more) >= 0.05 else "as long"
+
+
+def _a(of: str) -> str:
+    return f"{'an' if of == 'epoch' else 'a'} {of}"
+
+
+def _several(number: int, what: str) -> str:
+    """`epoch`, `3 epochs`: after "the first"."""
+    return what if number == 1 else count(number, what)
+
+
 def _comparison(item: Comparison) -> str:
     spread = f", 95%: {between(item.ratio, _three)}" if item.ratio.count > 1 else ", a single value each"
-    more = (item.ratio.value - 1) * 100
-    how = f"{abs(more):.1f}% {'longer' if more > 0 else 'shorter'}" if abs(more) >= 0.05 else "as long"
     return (
-        f"{item.label} beside {item.against}, {item.size.text}: {'an' if item.of == 'epoch' else 'a'} {item.of} takes "
-        f"{how} ({item.ratio.value:.3f} times{spread})."
+        f"{item.label} beside {item.against}, {item.size.text}: {_a(item.of)} takes {_how(item)} "
+        f"({item.ratio.value:.3f} times{spread})."
     )
 
 
@@ -153,7 +185,7 @@ def _three(value: float) -> str:
 def basis(analysis: Analysis) -> str:
     """What was left out of the figures, and how the spread is meant."""
     warm = (
-        f"the first {count(analysis.warmup_epochs, 'epoch')} of each run left out as warm-up"
+        f"the first {_several(analysis.warmup_epochs, 'epoch')} of each run left out as warm-up"
         if analysis.warmup_epochs
         else "raw: no warm-up epoch left out"
     )
@@ -170,8 +202,9 @@ def troubles(analysis: Analysis) -> list[str]:
 
 
 def _reasons(item: Input) -> list[str]:
-    """Why something was left out, warm-up aside: that is as it should be."""
-    return [reason for reason in item.left_out if "warm-up" not in reason]
+    """Why something was left out, and notes; warm-up and profiled windows aside: that is as it should be."""
+    expected = ("warm-up", "profiled")
+    return [reason for reason in (*item.left_out, *item.notes) if not any(word in reason for word in expected)]
 
 
 # --- summary.md
