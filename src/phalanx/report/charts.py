@@ -168,7 +168,7 @@ def _unit(unit: str, values: Sequence[float]) -> tuple[float, str]:
 
 def _words(stat: Stat, scale: float, unit: str) -> str:
     scaled = Stat(stat.value / scale, stat.low / scale, stat.high / scale, stat.count)
-    spread = between(scaled)
+    spread = between(scaled) if unit == "times" else between(scaled, digits)
     return f"{digits(scaled.value)} {unit}" + (f" ({spread})" if spread else "")
 
 
@@ -286,7 +286,7 @@ def _efficiency(group: Group, analysis: Analysis) -> Lines | None:
 
 
 def _percents(stat: Stat) -> str:
-    spread = between(stat, "percent")
+    spread = between(stat, percent)
     return percent(stat.value) + (f" ({spread})" if spread else "")
 
 

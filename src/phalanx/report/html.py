@@ -16,13 +16,17 @@ _LONG = 400
 
 def text(words: object, most: int = _LONG) -> str:
     """Words of anyone's as HTML: nothing in them is markup, turns the direction of what follows, or fills the page."""
-    clean = _CONTROLS.sub("\N{REPLACEMENT CHARACTER}", str(words))
-    return f"<bdi>{html.escape(short(clean, most))}</bdi>"
+    return f"<bdi>{html.escape(short(clean(words), most))}</bdi>"
 
 
 def attribute(words: object) -> str:
     """The same for a quoted attribute."""
-    return html.escape(short(_CONTROLS.sub("\N{REPLACEMENT CHARACTER}", str(words)), 2000))
+    return html.escape(short(clean(words), 2000))
+
+
+def clean(words: object) -> str:
+    """Without control characters, halves of letters, and marks that turn the direction of text."""
+    return _CONTROLS.sub("\N{REPLACEMENT CHARACTER}", str(words))
 
 
 def short(words: str, most: int) -> str:
@@ -65,12 +69,9 @@ class Column:
     wide: bool = False
 
 
-def table(caption: str, columns: Sequence[Column], rows: Iterable[Sequence[Cell]]) -> str:
-    """A table that scrolls by itself and can be sorted; the first cell of each row is its head."""
-    head = "".join(
-        f'<th scope="col" data-sort{_class(column)}><button type="button">{column.title}{_unit(column)}</button></th>'
-        for column in columns
-    )
+def table(caption: str, columns: Sequence[Column], rows: Iterable[Sequence[Cell]], pin: bool = False) -> str:
+    """A table that scrolls by itself and can be sorted. Rows begin with their head: with `pin` it stays in view."""
+    head = "".join(map(_head, columns))
     body = "\n".join(
         "<tr>"
         + "".join(_cell(cell, column, index) for index, (cell, column) in enumerate(zip(row, columns, strict=True)))
@@ -78,9 +79,14 @@ def table(caption: str, columns: Sequence[Column], rows: Iterable[Sequence[Cell]
         for row in rows
     )
     return (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{attribute(caption)}">'
-        f"<table><caption>{html.escape(caption)}</caption><thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody></table></div>"
+        f'<div class="scroll{" pin" * pin}" tabindex="0" role="region" aria-label="{attribute(caption)}">'
+        f"<table><caption>{html.escape(clean(caption))}</caption><thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody></table></div>"
     )
+
+
+def _head(column: Column) -> str:
+    words = f"<span>{html.escape(column.title)}</span>{_unit(column)}"
+    return f'<th scope="col" data-sort{_class(column)}><button type="button">{words}</button></th>'
 
 
 def _class(column: Column) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 from . import page_tables as tables
 from .charts import Chart, Curve, Lines, Mark, Part, Rows, charts_of
-from .html import attribute, json_for_script, short, text
+from .html import attribute, clean, json_for_script, short, text
 from .model import Analysis, Forecast, Group, Line, Point, Stat
 from .palette import DARK, LIGHT, PARTS, Look, looks
 from .text import count, digits, percent, time
@@ -174,14 +174,20 @@ def _group(
 
 def _figure(chart: Chart, charts: list[dict[str, Any]], order: dict[str, int]) -> str:
     charts.append(_rows(chart, order) if isinstance(chart, Rows) else _lines(chart, order))
-    tall = f' style="--tall: {90 + 30 * len(chart.rows)}px"' if isinstance(chart, Rows) else ""
-    kind = "plot rows" if tall else "plot"
     caption = f"{text(chart.title)}<span>{text(chart.caption) if chart.caption else ''}</span>"
     spoken = attribute(_spoken(chart))
     return (
-        f"<figure><figcaption>{caption}</figcaption>"
-        f'<div class="{kind}"{tall} role="img" data-chart="{len(charts) - 1}" aria-label="{spoken}"></div></figure>'
+        f'<figure><figcaption>{caption}</figcaption><div class="plot" style="--tall: {_tall(chart)}px" role="img" '
+        f'data-chart="{len(charts) - 1}" aria-label="{spoken}"></div></figure>'
     )
+
+
+def _tall(chart: Chart) -> int:
+    """Pixels: with room for rows, and for a legend of many long names."""
+    if isinstance(chart, Rows):
+        return 110 + round(26 * (chart.places[-1] + 1))
+    long = any(len(curve.name) > 16 for curve in chart.curves)
+    return 360 + (18 * max(0, len(chart.curves) - 4) if long else 0)
 
 
 def _spoken(chart: Chart) -> str:
@@ -228,9 +234,8 @@ def _inputs(analysis: Analysis) -> str:
 
 
 def _foot(analysis: Analysis) -> str:
-    epochs, steps = count(analysis.warmup_epochs, "epoch"), count(analysis.warmup_steps, "step")
     rows = [
-        ("Warm-up left out", f"the first {epochs} of each run; of runs with no more epochs, the first {steps}"),
+        ("Warm-up left out", _warm_up(analysis)),
         ("Spread", "the middle 95% of a bootstrap over runs, epochs and stretches of steps; one observation has none"),
         ("Sizes", "nodes x ranks per node, spaced by log2 of ranks; the same ranks on other nodes are another size"),
         ("Efficiency wanted", percent(analysis.efficiency_wanted)),
@@ -240,6 +245,13 @@ def _foot(analysis: Analysis) -> str:
     items = "".join(f"<dt>{text(key)}</dt><dd>{text(value)}</dd>" for key, value in rows)
     head = '<section id="settings" aria-labelledby="h-settings"><h2 id="h-settings">Settings</h2>'
     return f"{head}<dl>{items}</dl></section>"
+
+
+def _warm_up(analysis: Analysis) -> str:
+    if not analysis.warmup_epochs:
+        return "nothing"
+    epochs, steps = count(analysis.warmup_epochs, "epoch"), count(analysis.warmup_steps, "step")
+    return f"{epochs} at the beginning of each run; of runs with no more epochs, {steps}"
 
 
 # --- charts as JSON, for page.js
@@ -260,7 +272,7 @@ def _lines(chart: Lines, order: dict[str, int]) -> dict[str, Any]:
 
 def _curve(curve: Curve, order: dict[str, int]) -> dict[str, Any]:
     return {
-        "name": short(curve.name, _NAME),
+        "name": _named(curve.name),
         "kind": curve.kind,
         "look": order.get(curve.label) if curve.label else None,
         "x": [mark.x for mark in curve.marks],
@@ -268,16 +280,20 @@ def _curve(curve: Curve, order: dict[str, int]) -> dict[str, Any]:
     }
 
 
+def _named(words: str) -> str:
+    return short(clean(words), _NAME)
+
+
 def _rows(chart: Rows, order: dict[str, int]) -> dict[str, Any]:
     rows = [
-        {"text": words, "look": order.get(label), "at": place}
+        {"text": clean(words), "look": order.get(label), "at": place}
         for (words, label), place in zip(chart.rows, chart.places, strict=True)
     ]
     return {**vars(chart), "rows": rows, "parts": [_part(part) for part in chart.parts]}
 
 
 def _part(part: Part) -> dict[str, Any]:
-    return {"name": part.name, "colour": PARTS.get(part.role), **_values(part.marks, "x")}
+    return {"name": _named(part.name), "colour": PARTS.get(part.role), **_values(part.marks, "x")}
 
 
 def _values(marks: Sequence[Mark | None], name: str) -> dict[str, Any]:
@@ -285,5 +301,5 @@ def _values(marks: Sequence[Mark | None], name: str) -> dict[str, Any]:
         name: [mark.y if mark else None for mark in marks],
         "low": [mark.low if mark else None for mark in marks],
         "high": [mark.high if mark else None for mark in marks],
-        "text": [[short(words, 80) for words in mark.text] if mark else [] for mark in marks],
+        "text": [[short(clean(words), 80) for words in mark.text] if mark else [] for mark in marks],
     }

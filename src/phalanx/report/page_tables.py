@@ -31,7 +31,7 @@ def _figures(analysis: Analysis) -> tuple[Figure, ...]:
         Figure("Speedup", "", lambda point: point.speedup),
         Figure("Efficiency", "%", lambda point: point.efficiency),
         Figure("Data wait", "%", lambda point: point.wait),
-        Figure("Communi\u00adcation", "%", lambda point: point.communication),
+        Figure("Communication", "%", lambda point: point.communication),
         Figure("Exposed", "%", lambda point: point.exposed),
         Figure("GPU use", "% by NVML", lambda point: point.gpu_utilisation),
         Figure("Energy", "J", lambda point: point.energy),
@@ -54,7 +54,7 @@ def points(group: Group, analysis: Analysis) -> str:
     scaled = [(figure, stats, *_scale(figure.unit, stats)) for figure, stats in kept]
     columns = [
         Column("Strategy", words=True),
-        Column("Size", "nodes" if group.axis == "nodes" else "nodes x ranks per node"),
+        Column("Size"),
         Column("Runs"),
         *(Column(figure.title, unit) for figure, _, _, unit in scaled),
     ]
@@ -67,7 +67,8 @@ def points(group: Group, analysis: Analysis) -> str:
         ]
         for index, (line, point) in enumerate(rows)
     ]
-    return table("All points. Small: the middle 95% of a bootstrap.", columns, cells)
+    size = "nodes" if group.axis == "nodes" else "nodes x ranks per node"
+    return table(f"Sizes are {size}; small figures the middle 95% of a bootstrap.", columns, cells, pin=True)
 
 
 def _stat(found: Stat | float | None) -> Stat | None:
@@ -91,9 +92,9 @@ def _figure(stat: Stat | None, factor: float, unit: str) -> Cell:
     if stat is None:
         return Cell("–")
     if unit == "%":
-        return _cell(stat, percent(stat.value).rstrip("%"), between(stat, "percent").rstrip("%"))
+        return _cell(stat, percent(stat.value).rstrip("%"), between(stat, percent).rstrip("%"))
     scaled = Stat(stat.value / factor, stat.low / factor, stat.high / factor, stat.count)
-    return _cell(stat, digits(scaled.value), between(scaled))
+    return _cell(stat, digits(scaled.value), between(scaled, digits) if unit else between(scaled))
 
 
 def _cell(stat: Stat, shown: str, spread: str) -> Cell:
@@ -121,7 +122,9 @@ def comparisons(group: Group) -> str:
         ]
         for item in group.comparisons
     ]
-    return table("Time relative to the hand-written script's. Small: the middle 95% of a bootstrap.", columns, rows)
+    return table(
+        "Time relative to the hand-written script's. Small figures: the middle 95% of a bootstrap.", columns, rows
+    )
 
 
 def _near(stat: Stat) -> str:

@@ -1,7 +1,7 @@
 "use strict";
 /* Draws the charts that stand as JSON in the page, sorts tables, and switches between light and dark. */
 (() => {
-  performance.mark("script");
+  const reached = (state) => { performance.mark(state); document.documentElement.dataset.state = state; };
   const page = JSON.parse(document.getElementById("charts").textContent);
   const lookOf = (index) => page.looks[index] || { colour: 6, marker: "circle", hollow: false };
   const root = document.documentElement;
@@ -36,8 +36,8 @@
 
   // --- charts
 
-  // Plotly reads some HTML in texts: names are no HTML.
-  const plain = (text) => text.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
+  // Plotly reads some HTML and its own %{…} in texts: names are neither.
+  const plain = (text) => text.replace(/&/g, "&amp;").replace(/%/g, "&#37;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
   const hover = (lines) => lines.map((line, index) => (index ? plain(line) : `<b>${plain(line)}</b>`)).join("<br>");
   const faded = (colour, share) => colour + Math.round(share * 255).toString(16).padStart(2, "0");
   const present = (values) => values.some((value) => value !== null);
@@ -190,13 +190,18 @@
 
   const divs = [...document.querySelectorAll("[data-chart]")];
   const drawRest = () => divs.filter((div) => !drawn.has(div)).forEach(draw);
+  const queue = []; // one chart a task, so that clicks are answered between them
+  function drawNext() {
+    const div = queue.shift();
+    if (!div) return void reached("drawn");
+    if (!drawn.has(div)) draw(div);
+    setTimeout(drawNext);
+  }
   const seen = new IntersectionObserver((entries) => {
-    for (const entry of entries) {
-      if (!entry.isIntersecting || drawn.has(entry.target)) continue;
-      seen.unobserve(entry.target);
-      draw(entry.target);
-    }
-  }, { rootMargin: "400px" });
+    const near = entries.filter((entry) => entry.isIntersecting).map((entry) => entry.target);
+    near.forEach((div) => seen.unobserve(div));
+    if (queue.push(...near) === near.length) setTimeout(drawNext);
+  }, { rootMargin: "300px" });
 
   // --- tables
 
@@ -242,6 +247,9 @@
     if (head) sortBy(head);
   });
   addEventListener("beforeprint", drawRest);
-  divs.forEach((div) => seen.observe(div));
-  requestAnimationFrame(() => setTimeout(() => performance.mark("ready")));
+  document.addEventListener("DOMContentLoaded", () => { // by then Plotly, which comes after this, is there
+    reached("ready"); // tables and buttons answer; "drawn": so do the plots in view
+    if (divs.length) divs.forEach((div) => seen.observe(div));
+    else reached("drawn");
+  });
 })();
