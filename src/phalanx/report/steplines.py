@@ -45,7 +45,7 @@ def parse_lines(data: bytes, rank: int, attempt: int) -> Lines:
     parts = _LINE.split(data)
     rest = b"".join(parts[:: len(COLUMNS) + 1])
     del parts[:: len(COLUMNS) + 1]  # what lies between lines of steps
-    steps = np.fromstring(b",".join(parts), sep=",").reshape(-1, len(COLUMNS))
+    steps = np.fromiter(map(float, parts), dtype=float, count=len(parts)).reshape(-1, len(COLUMNS))
     others: list[Record] = []
     slow: list[tuple[float, ...]] = []
     bad = 0
