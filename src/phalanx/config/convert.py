@@ -83,7 +83,7 @@ _CONVERTERS: dict[Any, Callable[[Any], Any]] = {
 def convert(value: Any, annotation: Any) -> Any:
     """`value` as the first type of `annotation` that takes it."""
     types = [get_origin(member) or member for member, _ in _members(annotation)]
-    if is_null(value) and tuple not in types:
+    if is_null(value) and (tuple not in types or NoneType in types):
         return None
     for kind in types:
         if kind in _CONVERTERS:
