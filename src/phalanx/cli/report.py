@@ -30,6 +30,7 @@ and ./scalability-metrics are read.
       --warmup-steps N    the same for steps, where there are no epochs to spare (10)
       --epochs N          time and device-hours to so many epochs (100)
       --efficiency E      the least that makes a size worth it, 0 to 1 (0.7)
+      --scaling weak      what CSV files and others that don't tell are of (strong)
       --title TEXT        the report's title
       --json              all figures on stdout as JSON, instead of the summary
       --run-root DIR      where run directories are (the setting run_root)
@@ -55,7 +56,7 @@ def main(argv: Sequence[str]) -> int:
     for package in ("numpy", "matplotlib"):
         require(package, _EXTRA)
     report = import_module("phalanx.report.command")
-    made = report.make(_words(wanted, values), wanted.root, report.Options(**options), out)
+    made = report.make(_words(wanted, values), wanted.root, report.Options(**options), out, wanted.config.scaling)
     for line in made.warnings:
         print(f"warning: {line}", file=sys.stderr)
     if "json" in wanted.scanned.flags:

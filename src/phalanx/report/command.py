@@ -46,12 +46,13 @@ class Made:
         return {**found, "files": [str(path) for path in self.files]}
 
 
-def make(words: Sequence[str], root: Path, options: Options, out: Path) -> Made:
-    """Read what `words` mean (see inputs.py), and write the report into `out`, or nothing at all.
+def make(words: Sequence[str], root: Path, options: Options, out: Path, scaling: str = "strong") -> Made:
+    """Read what `words` mean (see inputs.py), and write the report into `out`, or nothing at all. `scaling` is that of
+    inputs that don't record it.
 
     Raises UsageError for a word that is nothing, and DataError if nothing that was found can be used.
     """
-    runs, looked_at = gather(words, root)
+    runs, looked_at = gather(words, root, scaling)
     _check_usable(runs, looked_at, words)
     analysis = analyse(runs, looked_at, options, meta=_meta())
     _check_measured(analysis, options)

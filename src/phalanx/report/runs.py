@@ -29,16 +29,20 @@ def is_run(folder: Path) -> bool:
     return (folder / "records").is_dir()
 
 
-def read_run(folder: Path) -> tuple[RunData | None, Input]:
-    """The run of a directory, None if it holds nothing to go by; and what was used of it."""
-    return _Reader(folder).read()
+def read_run(folder: Path, scaling: str = "strong") -> tuple[RunData | None, Input]:
+    """The run of a directory, None if it holds nothing to go by; and what was used of it.
+
+    `scaling` is that of runs that don't record it.
+    """
+    return _Reader(folder, scaling).read()
 
 
 class _Reader:
     """One directory's reading: what is left out and what is noted come together on the way."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, scaling: str) -> None:
         self.folder = folder
+        self.scaling = scaling
         self.left_out: list[str] = []
         self.notes: list[str] = []
 
@@ -125,7 +129,7 @@ class _Reader:
             size=Size(start.num_nodes or _nodes(records), start.world_size),
             work=_work(records, Path(plan.get("script") or self.folder.parent.name).name),
             baseline=baseline,
-            scaling=settings.get("scaling", "strong"),
+            scaling=settings.get("scaling", self.scaling),
             launcher=plan.get("launcher") or start.launched_by or None,
             device=None if baseline and start.device == "cpu" else start.device,  # made before the GPU was used?
             epochs=self._epochs(merged_epochs(files, limits, self.left_out), profiled),
