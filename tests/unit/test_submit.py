@@ -148,7 +148,8 @@ TWO = "strategies=ddp,fsdp"
     ],
 )
 def test_a_series_has_by_default_what_its_launcher_can_start(slurm, launcher, strategies):
-    done = slurm("--preview", "--mode", "runall", "job_name=s", "--launcher", launcher, *JOB)
+    unasked = "python=/only/on/nodes/python"  # whether it has the packages can't be seen from here
+    done = slurm("--preview", "--mode", "runall", "job_name=s", unasked, "--launcher", launcher, *JOB)
     assert re.findall(r"--job-name=s-(\w+)-2x4", done.stdout) == strategies
 
 
