@@ -328,6 +328,24 @@ def test_cancel_ends_the_process_that_was_written_down_and_no_other(member, caps
     assert "use phalanx cancel on elsewhere" in capsys.readouterr().err
 
 
+def test_a_member_ends_with_the_allocation_that_it_ran_in(work, member, capsys):
+    member("a", AWAY, began=time.time(), allocation="17")
+    member("b", AWAY, allocation="17")
+    squeue = work.parent / "bin" / "squeue"
+    forgotten = squeue.read_text()
+    row = ["17", "17", "RUNNING", "None", "1", "1:00", "5:00", "0", "0", "main", "elsewhere", "(null)", "x", "/tmp"]
+    squeue.write_text("#!/bin/bash\n" + "printf '" + "".join(f"{cell}\\x1f" for cell in row) + "\\n'\n")
+    assert main(["status", "s-1"]) == 0
+    assert "2 UNKNOWN" in capsys.readouterr().out
+    assert main(["cancel", "s-1"]) == 2
+    assert "or scancel 17" in capsys.readouterr().err
+    squeue.write_text(forgotten)
+    assert main(["status", "s-1"]) == 0
+    said = capsys.readouterr().out
+    assert "GONE (job 17, in which it ran, has ended)" in said
+    assert "failed: a\n  not run to the end: b\n" in said
+
+
 @pytest.mark.parametrize(
     ("note", "said"),
     [

@@ -59,11 +59,16 @@ def main(argv: Sequence[str]) -> int:
         host = elsewhere[0].state.hosts
         raise PlanError(
             f"{', '.join(job.name for job in elsewhere)}: started on host {host}, and this is {platform.node()}, from "
-            f"where it can't be ended: use phalanx cancel on {host}"
+            f"where it can't be ended: use phalanx cancel on {host}{_or_its_job(elsewhere[0])}"
         )
     if not unfinished:
         print("nothing to cancel: " + ", ".join(f"{_called(job)} is {job.state.state}" for job in found))
     return 0
+
+
+def _or_its_job(job: OurJob) -> str:
+    allocation = job.local.allocation if job.local else None
+    return f", or scancel {allocation}, in which it runs" if allocation else ""
 
 
 def _called(job: OurJob, name: bool = False) -> str:

@@ -76,9 +76,9 @@ class Note:
         write_atomic(run_dir / NOTE, json.dumps({"v": 1, "job_id": JOB_ID, **asdict(self)}, indent=1))
 
     @property
-    def left_alone(self) -> bool:
-        """Whether nobody will end it any more: its runner has gone without a word."""
-        return self.ended is None and self.runner.here and not self.runner.alive
+    def unseen(self) -> bool:
+        """Whether only another host can tell how it is."""
+        return self.ended is None and not self.runner.here
 
     def state(self, now: float) -> JobState:
         """In Slurm's words."""

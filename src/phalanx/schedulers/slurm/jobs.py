@@ -196,14 +196,30 @@ def with_states(jobs: Sequence[OurJob], sacct: str = "auto", ask: bool = True) -
     `ask` False: as far as the run directories tell. Raises SchedulerError if Slurm doesn't answer.
     """
     ids = dict.fromkeys(base_id(job.job_id) for job in jobs if job.local is None)
+    ids |= dict.fromkeys(
+        job.local.allocation for job in jobs if job.local and job.local.allocation and job.local.unseen
+    )
     said = states.ask(list(ids), sacct) if ask else {}
-    return [one for job in jobs for one in _entries(job, said.get(base_id(job.job_id), []), ask)]
+    return [one for job in jobs for one in _entries(job, said.get(_asked_of(job), []), ask)]
+
+
+def _asked_of(job: OurJob) -> str:
+    """Whose state tells of this job: of a local run its allocation's may."""
+    return (job.local.allocation or job.job_id) if job.local else base_id(job.job_id)
+
+
+def _seen(job: OurJob, note: local_notes.Note, said: list[JobState], asked: bool) -> OurJob:
+    """A local run as its note tells now, or else as its allocation has ended with all that ran in it."""
+    state = note.state(time.time())
+    if note.unseen and note.allocation and asked and all(one.finished for one in said):
+        reason = f"job {note.allocation}, in which it ran, has ended" if note.began else _NEVER_STARTED
+        state = replace(state, state=_GONE, reason=reason)
+    return replace(job, local=note, state=state)
 
 
 def _entries(job: OurJob, said: list[JobState], asked: bool) -> Iterator[OurJob]:
     if job.local is not None:
-        note = local_notes.read(job.run_dir) or job.local  # as it is now
-        yield replace(job, local=note, state=note.state(time.time()))
+        yield _seen(job, local_notes.read(job.run_dir) or job.local, said, asked)
         return
     whole = base_id(job.job_id)
     found = [replace(job, job_id=state.job_id, run_dir=_task_dir(job, state.task), state=state) for state in said]
