@@ -20,6 +20,7 @@ COMMANDS = {
     "test": "run distributed tests on every worker, with one verdict",
     "generate-scalability-report": "whether more ranks are worth it: a page, plots and tables of what runs took",
     "report": "the same as generate-scalability-report",
+    "allreduce": "time all-reduces over all ranks, for a report's forecast",
     "cancel": "end jobs, runs or whole series",
     "retry": "run the failed members of a series once more",
     "env": "make a virtual environment, here or by a job on the nodes",

@@ -1,0 +1,110 @@
+"""What a line's steps would take at sizes that were not run; or why that can't be said. See docs/forecast.md."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .epochtime import epoch_model
+from .fit import Model, extent
+from .model import Forecast, Line, RunData, Size
+from .steptime import Refusal, step_model
+from .text import percent
+
+_FAR = 4  # times the largest measured size, beyond which it is a guess
+_FARTHEST = 16  # times the largest measured size, beyond which nothing is said
+
+
+def forecast(line: Line, runs: Sequence[RunData], benchmarks: Sequence[RunData], efficiency: float) -> Forecast:
+    """`runs` are the line's, `benchmarks` those with all-reduce times; `efficiency` is the least that is wanted."""
+    try:
+        return _told(_model(line, runs, benchmarks), line, efficiency)
+    except Refusal as refusal:
+        return Forecast(refused=f"{refusal}.")
+
+
+def _model(line: Line, runs: Sequence[RunData], benchmarks: Sequence[RunData]) -> Model:
+    steps = [point for point in line.points if point.step is not None and point.size.ranks]
+    epochs = [point for point in line.points if point.epoch is not None]
+    if max(len(steps), len(epochs)) < 2:
+        raise Refusal("one size shows nothing of how times change with it: run at least one more, better two")
+    return step_model(line, runs, benchmarks) if len(steps) >= min(2, len(epochs)) else epoch_model(line)
+
+
+def _told(model: Model, line: Line, wanted: float) -> Forecast:
+    path = _path([size for size, _ in model.measured])
+    most = _most(model, line, path, wanted)
+    shown = _shown(model, path, most)
+    curve = []
+    for size in shown:
+        low, high = model.band(size)
+        curve.append((size.nodes, size.ranks, model.at(size), low, high, model.efficiency(size, line.base)))
+    return Forecast(
+        of=model.of,
+        terms=model.terms,
+        curve=tuple(curve),
+        error=model.error(),
+        left_out_error=model.left_out(),
+        most=most,
+        warnings=(*model.warnings, *_warnings(model, line, shown, most, wanted)),
+    )
+
+
+def _path(sizes: Sequence[Size]) -> list[Size]:
+    """Sizes that one could go to: more ranks on the node up to as many as one had, then more nodes like that."""
+    largest = max(sizes, key=extent)
+    ranks = largest.ranks and -(-largest.ranks // largest.nodes)
+    first = min(sizes, key=extent)
+    found: set[Size] = set()
+    if ranks and first.nodes == 1:
+        found |= {Size(1, number) for number in range(first.ranks or 1, ranks + 1)}
+    end = largest.nodes * _FARTHEST
+    found |= {Size(nodes, ranks and nodes * ranks) for nodes in range(first.nodes, end + 1)}
+    return sorted(
+        (size for size in found if extent(size) >= extent(first)), key=lambda size: (extent(size), size.nodes)
+    )
+
+
+def _most(model: Model, line: Line, path: Sequence[Size], wanted: float) -> Size | None:
+    """The last size before efficiency falls below what is wanted."""
+    kept = None
+    for size in path:
+        if model.efficiency(size, line.base) < wanted and extent(size) > extent(line.base):
+            break
+        kept = size
+    return kept
+
+
+def _shown(model: Model, path: Sequence[Size], most: Size | None) -> list[Size]:
+    """Measured sizes and doublings to where it gets interesting, but no further than can be said."""
+    until = max(_FAR * model.largest, 2 * extent(most) if most else 0)
+    doubled = {2**power for power in range(20)}
+    measured = {size for size, _ in model.measured}
+    return [
+        size
+        for size in sorted({*path, *measured}, key=lambda size: (extent(size), size.nodes))
+        if size in measured
+        or size == most
+        or (extent(size) <= until and size.nodes in doubled and (size.nodes > 1 or extent(size) in doubled))
+    ]
+
+
+def _warnings(model: Model, line: Line, shown: Sequence[Size], most: Size | None, wanted: float) -> list[str]:
+    found = []
+    if model.error() is None:
+        found.append("as many terms as sizes: none is left to check the forecast by")
+    measured = [size for size, _ in model.measured]
+    if not model.network and any(size.nodes > 1 for size in shown):
+        found.append("all sizes are on one node, so that the network between nodes is taken to be as fast as within")
+    if most and extent(most) > _FAR * model.largest:
+        found.append(
+            f"{most.text} is {extent(most) / model.largest:.3g} times the largest that was run: measure on the way"
+        )
+    largest = max(line.points, key=lambda point: extent(point.size))
+    if line.of == "epoch" and model.of == "step" and largest.efficiency and largest.size in measured:
+        steps = model.efficiency(largest.size, line.base)
+        if steps - largest.efficiency.value > 0.05:
+            found.append(
+                f"at {largest.size.text} whole epochs keep {percent(largest.efficiency.value)}, steps alone "
+                f"{percent(steps)}: what is outside the steps isn't in the forecast"
+            )
+    return found
