@@ -26,6 +26,7 @@ ENVIRON = {name: value for name, value in os.environ.items() if not name.startsw
 ENVIRON["XDG_CONFIG_HOME"] = str(HERE)
 sys.path.insert(0, str(HERE))
 
+from report import report_cost  # noqa: E402
 from stats import estimate  # noqa: E402
 from submission import submission  # noqa: E402
 
@@ -105,6 +106,15 @@ def slurm_jobs() -> list[Line]:
     ]
 
 
+def reports() -> list[Line]:
+    """A report over many runs, with its page and plots."""
+    cpu, _, peak = report_cost(1000, 1_000_000)
+    return [
+        Line("phalanx report, 1,000 runs with 1,000,000 step records, CPU", f"{cpu:.1f} s", "≤ 8 s", cpu <= 8),
+        Line("… peak memory", f"{peak:.0f} MiB", "≤ 1 GB", peak * 1.048576 <= 1000),
+    ]
+
+
 def imports() -> list[Line]:
     """What the API costs a script at its start, beside torch and (which loads half of torch) an optimizer."""
     optimizer = "import torch; torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)"
@@ -169,7 +179,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path, help="write the table there too")
     options = parser.parse_args()
-    lines = command_line() + slurm_jobs() + imports() + empty_step()
+    lines = command_line() + slurm_jobs() + reports() + imports() + empty_step()
     lines += overhead("API / by hand at a 20 ms step", "20ms", 1.01)
     lines += overhead("… with the progress bar drawn", "20ms-drawn", None)
     lines += overhead("… with a dataset class of one's own", "20ms-own-dataset", None)
