@@ -201,7 +201,7 @@ def hostile() -> Analysis:
             comparisons=(replace(comparisons()[0], label=name, against=name),),
             notes=(name,),
         )
-        for name in HOSTILE[:2]
+        for name in HOSTILE[:1]
     ]
     bad = replace(forecast(), warnings=(HOSTILE[0],), terms=(Term(HOSTILE[0], 1.0, HOSTILE[1], HOSTILE[2]),))
     groups.append(

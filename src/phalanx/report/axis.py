@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from .model import Size
 from .text import digits
@@ -17,9 +17,14 @@ def amount(size: Size, axis: str) -> int:
     return size.nodes if axis == "nodes" or size.ranks is None else size.ranks
 
 
+def order(axis: str) -> Callable[[Size], tuple[int, int, int]]:
+    """The key to sort sizes by: of the same ranks, first those on fewest nodes."""
+    return lambda size: (amount(size, axis), size.nodes, size.ranks or 0)
+
+
 def positions(sizes: Iterable[Size], axis: str) -> dict[Size, float]:
     """log2 of ranks; sizes with the same ranks on other nodes stand side by side, each with a place of its own."""
-    ordered = sorted(set(sizes), key=lambda size: (amount(size, axis), size.nodes))
+    ordered = sorted(set(sizes), key=order(axis))
     if not ordered:
         return {}
     exact = [math.log2(max(1, amount(size, axis))) for size in ordered]

@@ -85,8 +85,8 @@ def table(caption: str, columns: Sequence[Column], rows: Iterable[Sequence[Cell]
 
 
 def _head(column: Column) -> str:
-    words = f"<span>{html.escape(column.title)}</span>{_unit(column)}"
-    return f'<th scope="col" data-sort{_class(column)}><button type="button">{words}</button></th>'
+    """page.js makes a button of what is in it."""
+    return f'<th scope="col" data-sort{_class(column)}><span>{html.escape(column.title)}</span>{_unit(column)}</th>'
 
 
 def _class(column: Column) -> str:

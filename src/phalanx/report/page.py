@@ -5,22 +5,20 @@ from __future__ import annotations
 import base64
 import hashlib
 import html
-from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 from string import Template
-from typing import Any
 
 from . import page_tables as tables
-from .charts import Chart, Curve, Lines, Mark, Part, Rows, charts_of
-from .html import attribute, clean, json_for_script, short, text
+from .charts import charts_of
+from .html import attribute, json_for_script, short, text
 from .model import Analysis, Forecast, Group, Line, Point, Stat
-from .palette import DARK, LIGHT, PARTS, Look, looks
+from .page_charts import Drawing
+from .palette import LIGHT, Look, looks
 from .text import count, digits, percent, time
 from .verdict import verdict
 
-_NAME = 34  # letters of a name in a plot
-_MOST_DRAWN = 24  # groups with plots: a report of hundreds of workloads has tables for the others
+_MOST_DRAWN = 12  # groups with plots: a report of hundreds of workloads has tables for the others
 _FEW = 8  # warnings shown before one asks for the rest
 
 
@@ -35,10 +33,9 @@ def write(analysis: Analysis, out: Path) -> Path:
 def render(analysis: Analysis) -> str:
     """The page's text. Scripts are named by their hashes in its policy, so that no other can run, whatever is in it."""
     plotly, script = _asset("plotly-basic.min.js"), _asset("page.js")
-    charts: list[dict[str, Any]] = []
     own = looks(analysis.groups)
-    order = {label: index for index, label in enumerate(own)}
-    sections = [_group(index, group, analysis, own, order, charts) for index, group in enumerate(analysis.groups)]
+    drawing = Drawing(own)
+    sections = [_group(index, group, analysis, drawing) for index, group in enumerate(analysis.groups)]
     return Template(_asset("page.html")).substitute(
         hashes=" ".join(_hash(code) for code in (plotly, script)),
         title=_plain(analysis.title),
@@ -47,7 +44,7 @@ def render(analysis: Analysis) -> str:
         nav=_nav(analysis),
         main="\n".join([_verdicts(analysis, own), _warnings(analysis), *sections, _inputs(analysis)]),
         foot=_foot(analysis),
-        charts=json_for_script(_drawn(charts, own)),
+        charts=json_for_script(drawing.values()),
         plotly=plotly,
         script=script,
     )
@@ -91,17 +88,18 @@ def _verdicts(analysis: Analysis, own: dict[str, Look]) -> str:
     for group in analysis.groups:
         if len(analysis.groups) > 1:
             parts.append(f"<h3>{text(group.title)}</h3>")
-        cards = "".join(_card(line, analysis, own[line.label]) for line in group.lines)
+        head = "h4" if len(analysis.groups) > 1 else "h3"
+        cards = "".join(_card(line, analysis, own[line.label], head) for line in group.lines)
         parts.append(f'<div class="cards">{cards}</div>')
     return "\n".join([*parts, "</section>"])
 
 
-def _card(line: Line, analysis: Analysis, look: Look) -> str:
+def _card(line: Line, analysis: Analysis, look: Look, head: str) -> str:
     sentence = line.verdict or verdict(line, analysis.efficiency_wanted)
     figures = "".join(f"<div><dt>{html.escape(what)}</dt><dd>{value}</dd></div>" for what, value in _headline(line))
     return (
         f'<article class="card" style="--look: var(--c{look.colour}, {LIGHT[look.colour]})">'
-        f'<h4><span class="swatch{" hollow" * look.hollow}"></span>{text(line.label, 80)}</h4>'
+        f'<{head}><span class="swatch{" hollow" * look.hollow}"></span>{text(line.label, 80)}</{head}>'
         f'<dl class="figures">{figures}</dl><p>{text(sentence, 1000)}</p></article>'
     )
 
@@ -142,14 +140,7 @@ def _warnings(analysis: Analysis) -> str:
 # --- one workload
 
 
-def _group(
-    index: int,
-    group: Group,
-    analysis: Analysis,
-    own: dict[str, Look],
-    order: dict[str, int],
-    charts: list[dict[str, Any]],
-) -> str:
+def _group(index: int, group: Group, analysis: Analysis, drawing: Drawing) -> str:
     parts = [
         f'<section id="group{index}" aria-labelledby="h-group{index}">',
         f'<h2 id="h-group{index}">{text(group.title)}</h2>',
@@ -161,7 +152,7 @@ def _group(
             "<p>One size of one strategy: these are its numbers, and there is nothing to compare them with.</p>"
         )
     drawn = charts_of(group, analysis) if index < _MOST_DRAWN else []
-    figures = [_figure(chart, charts, order) for chart in drawn]
+    figures = [drawing.figure(chart) for chart in drawn]
     if figures:
         parts.append(f'<div class="plots">{"".join(figures)}</div>')
         parts.append("<noscript><p>The plots need JavaScript; the tables hold all their numbers.</p></noscript>")
@@ -170,33 +161,6 @@ def _group(
         parts.append(f"<h3>Against hand-written baselines</h3>{tables.comparisons(group)}")
     parts.append(f"<h3>All points</h3>{tables.points(group, analysis)}</section>")
     return "\n".join(parts)
-
-
-def _figure(chart: Chart, charts: list[dict[str, Any]], order: dict[str, int]) -> str:
-    charts.append(_rows(chart, order) if isinstance(chart, Rows) else _lines(chart, order))
-    caption = f"{text(chart.title)}<span>{text(chart.caption) if chart.caption else ''}</span>"
-    spoken = attribute(_spoken(chart))
-    return (
-        f'<figure><figcaption>{caption}</figcaption><div class="plot" style="--tall: {_tall(chart)}px" role="img" '
-        f'data-chart="{len(charts) - 1}" aria-label="{spoken}"></div></figure>'
-    )
-
-
-def _tall(chart: Chart) -> int:
-    """Pixels: with room for rows, and for a legend of many long names."""
-    if isinstance(chart, Rows):
-        return 110 + round(26 * (chart.places[-1] + 1))
-    long = any(len(curve.name) > 16 for curve in chart.curves)
-    return 360 + (18 * max(0, len(chart.curves) - 4) if long else 0)
-
-
-def _spoken(chart: Chart) -> str:
-    """What a chart shows, in words, for those who don't see it."""
-    if isinstance(chart, Rows):
-        marks = [mark for part in chart.parts for mark in part.marks if mark]
-    else:
-        marks = [mark for curve in chart.curves if curve.kind in ("measured", "aside") for mark in curve.marks]
-    return f"{chart.title}. {'; '.join(' '.join(mark.text[:2]) for mark in marks)}. All numbers are in the tables."
 
 
 def _forecast(line: Line, analysis: Analysis) -> str:
@@ -252,54 +216,3 @@ def _warm_up(analysis: Analysis) -> str:
         return "nothing"
     epochs, steps = count(analysis.warmup_epochs, "epoch"), count(analysis.warmup_steps, "step")
     return f"{epochs} at the beginning of each run; of runs with no more epochs, {steps}"
-
-
-# --- charts as JSON, for page.js
-
-
-def _drawn(charts: Sequence[dict[str, Any]], own: dict[str, Look]) -> dict[str, Any]:
-    return {
-        "palette": {"light": LIGHT, "dark": DARK},
-        "looks": [vars(look) for look in own.values()],
-        "charts": charts,
-    }
-
-
-def _lines(chart: Lines, order: dict[str, int]) -> dict[str, Any]:
-    forecast = any(curve.kind == "forecast" for curve in chart.curves)
-    return {**vars(chart), "forecast": forecast, "curves": [_curve(curve, order) for curve in chart.curves]}
-
-
-def _curve(curve: Curve, order: dict[str, int]) -> dict[str, Any]:
-    return {
-        "name": _named(curve.name),
-        "kind": curve.kind,
-        "look": order.get(curve.label) if curve.label else None,
-        "x": [mark.x for mark in curve.marks],
-        **_values(curve.marks, "y"),
-    }
-
-
-def _named(words: str) -> str:
-    return short(clean(words), _NAME)
-
-
-def _rows(chart: Rows, order: dict[str, int]) -> dict[str, Any]:
-    rows = [
-        {"text": clean(words), "look": order.get(label), "at": place}
-        for (words, label), place in zip(chart.rows, chart.places, strict=True)
-    ]
-    return {**vars(chart), "rows": rows, "parts": [_part(part) for part in chart.parts]}
-
-
-def _part(part: Part) -> dict[str, Any]:
-    return {"name": _named(part.name), "colour": PARTS.get(part.role), **_values(part.marks, "x")}
-
-
-def _values(marks: Sequence[Mark | None], name: str) -> dict[str, Any]:
-    return {
-        name: [mark.y if mark else None for mark in marks],
-        "low": [mark.low if mark else None for mark in marks],
-        "high": [mark.high if mark else None for mark in marks],
-        "text": [[short(clean(words), 80) for words in mark.text] if mark else [] for mark in marks],
-    }

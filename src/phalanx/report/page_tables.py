@@ -11,7 +11,7 @@ from .html import Cell, Column, table, text
 from .model import Analysis, Forecast, Group, Input, Line, Point, Size, Stat
 from .text import between, digits, percent, unit_of_energies, unit_of_times
 
-_FEW = 20  # reasons shown of one input
+_FEW = 10  # reasons shown of one input
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from ..registry import require
-from .charts import Chart, Curve, Lines, Mark, Rows, charts_of
+from .chart_values import Chart, Curve, Lines, Mark, Rows
+from .charts import charts_of
 from .html import short
 from .model import Analysis, Group
 from .palette import LIGHT, MARKERS, PARTS, Look, looks

@@ -229,6 +229,13 @@
     head.setAttribute("aria-sort", down ? "descending" : "ascending");
   }
 
+  for (const head of document.querySelectorAll("th[data-sort]")) {
+    const sorter = document.createElement("button");
+    sorter.type = "button";
+    sorter.append(...head.childNodes);
+    head.append(sorter);
+  }
+
   // --- start
 
   const chosen = store.get();

@@ -1,0 +1,196 @@
+"""Charts of curves over sizes: measured, against the smallest run, and forecast."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from .axis import amount, labels, log_ticks, order, positions
+from .chart_values import Curve, Lines, Mark, Pick, Quantity, drawable, mark_of, runs_of, sizes_of, unit_of, words_of
+from .model import Analysis, Group, Line, Size, Stat
+from .text import between, digits, percent, unit_of_times
+
+
+def over_sizes(group: Group, quantity: Quantity) -> Lines | None:
+    stats = [drawable(quantity.pick(point)) for line in group.lines for point in line.points]
+    scale, unit = unit_of(quantity.unit, [stat.value for stat in stats if stat])
+    places = positions(sizes_of(group.lines), group.axis)
+    curves = _curves(group, places, quantity.pick, scale, lambda stat: words_of(stat, scale, unit))
+    limit = 100.0 if unit == "%" else None
+    return _lines(group, quantity.key, quantity.title, unit, places, curves, quantity.caption, full=limit)
+
+
+def _curves(
+    group: Group, places: dict[Size, float], pick: Pick, scale: float, words: Callable[[Stat], str]
+) -> list[Curve]:
+    """A line through the sizes; where several have the same ranks, through the one on fewest nodes."""
+    found = []
+    for line in group.lines:
+        through: dict[int, Mark] = {}
+        aside: list[Mark] = []
+        for point in sorted(line.points, key=lambda point: order(group.axis)(point.size)):
+            stat = drawable(pick(point))
+            if stat is None:
+                continue
+            mark = mark_of(
+                places[point.size], stat, scale, (f"{line.label} {point.size.text}", words(stat), runs_of(point))
+            )
+            if amount(point.size, group.axis) in through:
+                aside.append(mark)
+            else:
+                through[amount(point.size, group.axis)] = mark
+        found.append(Curve(line.label, "measured", tuple(through.values()), line.label))
+        found.append(Curve(f"{line.label}, same ranks on more nodes", "aside", tuple(aside), line.label))
+    return [curve for curve in found if curve.marks]
+
+
+def _lines(
+    group: Group,
+    key: str,
+    title: str,
+    unit: str,
+    places: dict[Size, float],
+    curves: list[Curve],
+    caption: str = "",
+    doubling: bool = False,
+    full: float | None = None,
+) -> Lines | None:
+    """The chart, if there is something measured or forecast in it. `full`: the highest that a value can be."""
+    if not any(curve.label for curve in curves):
+        return None
+    ends = [end for curve in curves for mark in curve.marks for end in (mark.y, mark.low, mark.high) if end is not None]
+    low, high = min(ends), max(ends)
+    log = full is None and low > 0 and high >= 2 * low
+    bounds = (low / 1.15, high * 1.15) if log else (0.0, max(high, full or 0.0) * 1.06)
+    return Lines(
+        key=key,
+        title=title,
+        x_title="nodes" if group.axis == "nodes" else "nodes x ranks per node",
+        y_title=f"{title} ({unit})" if unit else title,
+        x_ticks=labels(places, sorted(sizes_of(group.lines), key=order(group.axis))),
+        curves=tuple(curves),
+        caption=caption,
+        log=log,
+        y_ticks=log_ticks(*bounds, doubling) if log else (),
+        y_range=bounds,
+    )
+
+
+# --- against the smallest run
+
+
+def speedup(group: Group) -> Lines | None:
+    lines = [line for line in group.lines if len(line.points) > 1]
+    places = positions(sizes_of(lines), group.axis)
+    sub = _only(group, lines)
+    curves = _curves(sub, places, lambda point: point.speedup, 1, lambda stat: words_of(stat, 1, "times"))
+    bases = sorted({line.base for line in lines}, key=order(group.axis))
+    for base in bases if curves else ():
+        sizes = [size for size in places if amount(size, group.axis) >= amount(base, group.axis)]
+        marks = [_ideal(size, base, group.axis, places) for size in sizes]
+        curves.append(Curve("ideal" if len(bases) == 1 else f"ideal from {base.text}", "ideal", tuple(marks)))
+    against = bases[0].text if len(bases) == 1 else "each curve's smallest"
+    what = "Scaled speedup" if any(line.scaling == "weak" for line in lines) else "Speedup"
+    return _lines(sub, "speedup", what, f"against {against}", places, curves, _of(lines), doubling=True)
+
+
+def _only(group: Group, lines: Sequence[Line]) -> Group:
+    return replace(group, lines=tuple(lines))
+
+
+def _ideal(size: Size, base: Size, axis: str, places: dict[Size, float]) -> Mark:
+    times = amount(size, axis) / amount(base, axis)
+    return Mark(places[size], times, None, None, (f"ideal {size.text}", f"{digits(times)} times"))
+
+
+def _of(lines: list[Line]) -> str:
+    """What the speedup is of."""
+    words = {"epoch": "of epochs", "sample": "of a sample", "step": "of steps"}
+    return f"From the time {' and '.join(sorted({words.get(line.of, line.of) for line in lines}))}."
+
+
+def efficiency(group: Group, analysis: Analysis) -> Lines | None:
+    lines = [line for line in group.lines if len(line.points) > 1]
+    places = positions(sizes_of(lines), group.axis)
+    sub = _only(group, lines)
+    curves = _curves(sub, places, lambda point: point.efficiency, 0.01, _percents)
+    curves += _levels(places, analysis.efficiency_wanted) if curves else []
+    return _lines(sub, "efficiency", "Efficiency", "%", places, curves, _of(lines), full=100.0)
+
+
+def _percents(stat: Stat) -> str:
+    spread = between(stat, percent)
+    return percent(stat.value) + (f" ({spread})" if spread else "")
+
+
+def _levels(places: dict[Size, float], wanted: float) -> list[Curve]:
+    ends = (min(places.values()), max(places.values()))
+    return [
+        Curve(name, kind, tuple(Mark(x, share * 100, None, None, (f"{name} {percent(share)}",)) for x in ends))
+        for name, kind, share in (("ideal", "ideal", 1.0), ("wanted", "wanted", wanted))
+    ]
+
+
+# --- what would be
+
+
+def forecast_time(group: Group) -> Lines | None:
+    """Measured steps, and the forecast's line in its band."""
+    lines = [line for line in group.lines if _curve(line)]
+    scale, unit = unit_of_times([stat.value for line in lines for _, stat, _ in _curve(line)])
+    places = _forecast_places(group, lines)
+    curves = []
+    for line in lines:
+        marks = [
+            mark_of(places[size], stat, scale, (f"{line.label} {size.text}, forecast", words_of(stat, scale, unit)))
+            for size, stat, _ in _curve(line)
+        ]
+        curves.append(Curve(f"{line.label}, forecast", "forecast", tuple(marks), line.label))
+    curves += _curves(_only(group, lines), places, lambda point: point.step, scale, lambda s: words_of(s, scale, unit))
+    title = "Step time: measured and forecast"
+    chart = _lines(_only(group, lines), "forecast", title, unit, places, curves, _FORECAST)
+    return chart and replace(chart, y_title=f"Step time ({unit})")
+
+
+_FORECAST = "The line is the model of the step, its band the model's error; points are what was measured."
+
+
+def _forecast_places(group: Group, lines: Sequence[Line]) -> dict[Size, float]:
+    return positions(sizes_of(lines) | {size for line in lines for size, _, _ in _curve(line)}, group.axis)
+
+
+def _curve(line: Line) -> list[tuple[Size, Stat, float]]:
+    """(size, seconds a step, efficiency) of a forecast that can be drawn."""
+    rows = line.forecast.curve if line.forecast else ()
+    return [
+        (Size(nodes, ranks), Stat(seconds, low, high, 2), efficiency)
+        for nodes, ranks, seconds, low, high, efficiency in rows
+        if math.isfinite(seconds)
+    ]
+
+
+def forecast_efficiency(group: Group, analysis: Analysis) -> Lines | None:
+    lines = [line for line in group.lines if _curve(line)]
+    places = _forecast_places(group, lines)
+    curves = [
+        Curve(
+            f"{line.label}, forecast",
+            "forecast",
+            tuple(
+                Mark(places[size], share * 100, None, None, (f"{line.label} {size.text}, forecast", percent(share)))
+                for size, _, share in _curve(line)
+                if math.isfinite(share)
+            ),
+            line.label,
+        )
+        for line in lines
+    ]
+    curves = [curve for curve in curves if curve.marks]
+    if curves:
+        curves += _curves(_only(group, lines), places, lambda point: point.efficiency, 0.01, _percents)
+        curves += _levels(places, analysis.efficiency_wanted)
+    title = "Efficiency: measured and forecast"
+    sub = _only(group, lines)
+    chart = _lines(sub, "forecast_efficiency", title, "%", places, curves, _FORECAST, full=100.0)
+    return chart and replace(chart, y_title="Efficiency (%)")

@@ -1,0 +1,177 @@
+"""The report's page as text: safe, whole, small. How it looks and works in a browser: tests/browser."""
+
+from __future__ import annotations
+
+import html.parser
+import json
+import math
+import re
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from phalanx.report import page
+from phalanx.report.charts import charts_of
+from phalanx.report.html import json_for_script, short, text
+from phalanx.report.model import Input, Line, Point, Size, Stat
+from phalanx.report.palette import BACKGROUND, DARK, LIGHT, contrast, looks
+from tests import report_fixture as fixture
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Reader(html.parser.HTMLParser):
+    """Elements and their attributes, as a parser sees them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+
+
+def read(words: str) -> list[tuple[str, dict[str, str | None]]]:
+    reader = Reader()
+    reader.feed(words)
+    return reader.found
+
+
+def without_plotly(words: str) -> str:
+    bundle = (ROOT / "src/phalanx/report/assets/plotly-basic.min.js").read_text(encoding="utf-8")
+    assert bundle in words
+    return words.replace(bundle, "")
+
+
+def charts_in(words: str) -> list[dict[str, Any]]:
+    found = re.search(r'<script type="application/json" id="charts">(.*?)</script>', words, re.DOTALL)
+    assert found
+    return list(json.loads(found[1], parse_constant=pytest.fail)["charts"])
+
+
+def test_hostile_names_make_no_elements_and_no_attributes() -> None:
+    """The same elements as with plain names."""
+    tags = {tag for tag, _ in read(without_plotly(page.render(fixture.hostile())))}
+    plain = page.render(fixture.analysis(fixture.group(), fixture.refused()))
+    assert tags <= {tag for tag, _ in read(without_plotly(plain))}
+    for _, attributes in read(without_plotly(page.render(fixture.hostile()))):
+        assert not [name for name in attributes if name.startswith("on")]
+
+
+def test_only_our_own_two_scripts_may_run() -> None:
+    words = page.render(fixture.hostile())
+    assert words.count("<script") == 3  # and the JSON
+    (policy,) = [a["content"] for tag, a in read(words) if tag == "meta" and "http-equiv" in a]
+    assert policy is not None
+    assert "default-src 'none'" in policy
+    assert len(re.findall("'sha256-[A-Za-z0-9+/]{43}='", policy)) == 2
+    assert "script-src 'sha256-" in policy
+
+
+def test_nothing_is_asked_of_a_network() -> None:
+    words = without_plotly(page.render(fixture.analysis()))
+    for _, attributes in read(words):
+        for name in ("src", "href", "action", "data", "poster", "srcset"):
+            assert (attributes.get(name) or "#").startswith(("#", "data:")), attributes
+    assert "url(" not in words
+    assert "@import" not in words
+
+
+def test_what_is_no_number_is_null() -> None:
+    assert json_for_script({"a": [math.nan, math.inf, 1.5, None], "b": "</script>&"}) == (
+        '{"a":[null,null,1.5,null],"b":"\\u003c/script\\u003e\\u0026"}'
+    )
+
+
+def test_a_page_of_what_is_no_number() -> None:
+    bad = Stat(math.nan, math.nan, math.nan, 3)
+    points = (
+        fixture.point(1),
+        Point(Size(2, 8), 1, epoch=bad, step=bad, speedup=bad, efficiency=bad, wait=bad, energy=bad),
+        Point(Size(4, 16), 1, epoch=Stat(3.0, math.nan, math.inf, 2)),
+    )
+    group = fixture.group(lines=(Line("ddp", "strong", Size(1, 4), points),))
+    words = page.render(fixture.analysis(group, inputs=()))
+    charts = charts_in(words)
+    (epochs,) = [chart for chart in charts if chart["key"] == "epoch_time"]
+    assert [curve["x"] for curve in epochs["curves"]] == [[2, 4]]
+    assert epochs["curves"][0]["high"][1] is None
+    assert not re.search(r"\b(nan|inf|NaN|Infinity)\b", without_plotly(words))
+
+
+def test_names_are_escaped_once_and_stay_readable() -> None:
+    assert text("<b> & \"x'") == "<bdi>&lt;b&gt; &amp; &quot;x&#x27;</bdi>"
+    assert text("a\x00b\udc80c\u202ed") == "<bdi>a\ufffdb\ufffdc\ufffdd</bdi>"
+    assert short("abcdefghij", 7) == "abcd…ij"
+    assert short("abcdefg", 7) == "abcdefg"
+
+
+def test_the_page_is_written_as_utf8(tmp_path: Path) -> None:
+    path = page.write(fixture.hostile(), tmp_path / "new" / "folder")
+    assert path == tmp_path / "new" / "folder" / "report.html"
+    assert "名前" in path.read_text(encoding="utf-8")
+
+
+def test_a_thousand_runs_of_many_kinds_fit_in_five_megabytes() -> None:
+    """Points are few, inputs many: 100 workloads, of ten runs each with a name of 200 letters."""
+    groups = [fixture.group(f"workload {number}") for number in range(100)]
+    inputs = [
+        Input(
+            Path(f"runs/{'x' * 200}/{number}"),
+            "run",
+            "64 ranks, 20 epochs",
+            tuple(f"epoch {e}: NaN" for e in range(99)),
+        )
+        for number in range(1000)
+    ]
+    words = page.render(replace(fixture.analysis(*groups), inputs=tuple(inputs)))
+    assert len(words.encode()) < 5e6
+    other = page.render(fixture.analysis(*[fixture.one_point()] * 1000))
+    assert len(other.encode()) < 5e6
+
+
+def test_charts_without_data_are_left_out() -> None:
+    point = fixture.point(1)
+    bare = tuple(Point(Size(n, None), 1, epoch=Stat(10.0 / n, 10.0 / n, 10.0 / n, 1)) for n in (1, 2))
+    group = fixture.group(lines=(Line("ddp", "strong", Size(1, None), bare),), comparisons=(), axis="nodes")
+    assert [chart.key for chart in charts_of(group, fixture.analysis())] == ["epoch_time"]
+    assert point.energy is not None
+    keys = [chart.key for chart in charts_of(fixture.group(), fixture.analysis())]
+    assert "energy" in keys
+    assert len(keys) == len(set(keys)) == 15
+
+
+def test_sizes_of_nodes_only_beside_sizes_with_ranks() -> None:
+    points = tuple(
+        Point(size, 1, epoch=Stat(9.0, 9.0, 9.0, 1)) for size in (Size(2, None), Size(2, 8), Size(1, None), Size(4, 16))
+    )
+    group = fixture.group(lines=(Line("ddp", "strong", Size(1, None), points),), axis="nodes", comparisons=())
+    (chart,) = charts_of(group, fixture.analysis())
+    assert [words for _, words in chart.x_ticks] == ["1 node", "2 nodes", "2x4", "4x4"]  # type: ignore[union-attr]
+
+
+def test_colours_can_be_told_from_their_background() -> None:
+    """WCAG 2 asks for 3 of things that are no text; white on black is 21."""
+    assert contrast("#ffffff", "#000000") == pytest.approx(21)
+    assert min(contrast(colour, BACKGROUND["light"]) for colour in LIGHT) >= 3
+    assert min(contrast(colour, BACKGROUND["dark"]) for colour in DARK) >= 3
+
+
+def test_a_baseline_looks_like_its_strategy_but_hollow() -> None:
+    found = looks([fixture.group()])
+    assert found["ddp (baseline)"].colour == found["ddp"].colour != found["horovod"].colour
+    assert found["ddp (baseline)"].hollow
+    assert not found["ddp"].hollow
+    assert found["ddp"].marker != found["horovod"].marker
+
+
+def test_assets_are_in_the_package(tmp_path: Path) -> None:
+    """What hatch takes into a wheel: all files below the package that git doesn't ignore."""
+    hatchling = pytest.importorskip("hatchling.builders.wheel", reason="hatchling is only in a build's environment")
+    (built,) = hatchling.WheelBuilder(str(ROOT)).build(directory=str(tmp_path), versions=["standard"])
+    names = zipfile.ZipFile(built).namelist()
+    for name in ("page.html", "page.css", "page.js", "plotly-basic.min.js", "plotly-LICENSE"):
+        assert f"phalanx/report/assets/{name}" in names
