@@ -1,37 +1,44 @@
 """Jobs of this folder: the script with Phalanx, the scripts by hand, or both.
 
-    python slurm.py -c slurm_config.yaml --mode scaling-test --preview true
+    python slurm.py -c slurm_config.yaml --mode scaling-test
 
-Any setting of Phalanx is an option, as for `phalanx submit`; `--trainer` (or `itwinai_trainer` in the file) chooses.
+Any setting of Phalanx is an option, as for `phalanx submit`; --trainer (in the file itwinai_trainer) names the script.
 """
 
+import sys
+
+from phalanx.errors import PhalanxError
 from phalanx.slurm import SlurmScriptBuilder, slurm_parser
 
 SCRIPTS = {"phalanx": "train.py", "baseline": "{strategy}_trainer.py"}
-OPTIONS = "-c config/base.yaml -c config/{strategy}.yaml"
+CONFIG = "-c config/base.yaml -c config/{strategy}.yaml"  # {strategy} is each job's
 
 
-def chosen(args, config):
-    """Which scripts: as the option says, else the file; runall is for comparing, so that it means both."""
-    if args.trainer is not None:
-        return list(SCRIPTS) if args.trainer == "both" else [args.trainer]
-    if config.mode == "runall":
+def chosen(trainer, settings):
+    """Which scripts: as the option says, else the file; runall is there to compare, so that it means both."""
+    if trainer is not None:
+        return list(SCRIPTS) if trainer == "both" else [trainer]
+    if settings.mode == "runall":
         return list(SCRIPTS)
-    return ["baseline" if config.itwinai_trainer is False else "phalanx"]
+    return ["baseline" if settings.itwinai_trainer is False else "phalanx"]
 
 
 def main():
     parser = slurm_parser(description=__doc__)
     parser.add_argument("--trainer", choices=[*SCRIPTS, "both"], help="default: as itwinai_trainer says")
-    parser.add_argument("--options", default="", help="more options for the scripts, such as '--model tiny'")
     args = parser.parse_args()
-    config = SlurmScriptBuilder(args, training_cmd=SCRIPTS["phalanx"]).jobs()[0].loaded.config
-    for trainer in chosen(args, config):
-        name = config.job_name if trainer == "phalanx" else f"{config.job_name}-baseline"
-        command = f"{SCRIPTS[trainer]} {OPTIONS} {args.options}".strip()
-        ids = SlurmScriptBuilder(args, training_cmd=command, job_name=name).run()
-        print(*ids, sep="\n")
+    settings = SlurmScriptBuilder(args).settings
+    for trainer in chosen(args.trainer, settings):
+        name = f"{settings.job_name or 'scaling'}-{trainer}"
+        own = {"job_name": name, "training_cmd": f"{SCRIPTS[trainer]} {CONFIG}"}
+        if settings.strategy == "auto":  # the scripts by hand need a name
+            own["strategy"] = "ddp"
+        for job in SlurmScriptBuilder(args, override=own).run():
+            print(job)
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except PhalanxError as error:
+        sys.exit(f"slurm.py: {error}")

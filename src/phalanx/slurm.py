@@ -9,6 +9,7 @@ SlurmScriptBuilder(args, training_cmd="train.py --epochs 3").run()
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 
 from .cli.options import Scanned, is_flag
 from .cli.submit import carry_out, jobs_of
+from .config import JobConfig, load_config
 from .config.sbatch import FLAGS, SHORT
 from .config.table import ALIASES, keys
 from .errors import UsageError
@@ -32,6 +34,7 @@ class SlurmScriptBuilder:
         config: one or more settings files, below those of the command line.
         script: the training script; unset: `training_cmd` of the settings.
         script_args: the script's arguments, as written.
+        override: settings above the command line's.
         settings: any setting by its name, sections as mappings (`modules={"load": ["CUDA"]}`).
     """
 
@@ -42,11 +45,12 @@ class SlurmScriptBuilder:
         config: str | Path | Sequence[str | Path] = (),
         script: str | Path | None = None,
         script_args: Sequence[str] = (),
+        override: Mapping[str, Any] | None = None,
         **settings: Any,
     ) -> None:
         given = vars(args) if args is not None else {}
         files = (config,) if isinstance(config, (str, Path)) else tuple(config)
-        overrides = [*_flat(settings), *_parsed(given)]
+        overrides = [*_flat(settings), *_parsed(given), *_flat(override or {})]
         self._scanned = Scanned(
             files=tuple(str(file) for file in (*files, *given.get("phalanx_config", ()))),
             overrides=tuple(overrides),
@@ -54,6 +58,11 @@ class SlurmScriptBuilder:
             script=None if script is None else str(script),
             args=tuple(script_args),
         )
+
+    @property
+    def settings(self) -> JobConfig:
+        """All settings as files, variables, Python and the command line have them. Raises ConfigError."""
+        return load_config(self._scanned.files, self._scanned.overrides, os.environ).config
 
     def jobs(self) -> list[Job]:
         """The job, or those of `mode=runall` and `scaling-test`; writes nothing. Raises PhalanxError."""

@@ -1,4 +1,4 @@
-"""The commands of examples/strategies/README.md, and what each must end with."""
+"""The commands of examples/strategies/README.md, and what each must end with; of another README, with its `text`."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ _RESULT = re.compile(
 )
 
 
-def blocks(section: str, language: str) -> list[str]:
+def blocks(section: str, language: str, text: str = TEXT) -> list[str]:
     """The fenced blocks of that language below a heading."""
-    return [text for kind, text in re.findall(r"^```(\w*)\n(.*?)^```$", part(section), re.MULTILINE | re.DOTALL)
+    return [block for kind, block in re.findall(r"^```(\w*)\n(.*?)^```$", part(section, text), re.MULTILINE | re.DOTALL)
             if kind == language]  # fmt: skip
 
 
-def sections() -> list[str]:
-    return re.findall(r"^## (.*)$", TEXT, re.MULTILINE)
+def sections(text: str = TEXT) -> list[str]:
+    return re.findall(r"^## (.*)$", text, re.MULTILINE)
 
 
-def part(section: str) -> str:
+def part(section: str, text: str = TEXT) -> str:
     """A section's text; of an empty name, what stands before the first."""
-    parts = re.split(r"^## (.*)\n", TEXT, flags=re.MULTILINE)
+    parts = re.split(r"^## (.*)\n", text, flags=re.MULTILINE)
     return dict(zip(["", *parts[1::2]], parts[::2], strict=True))[section]
 
 
-def commands(section: str) -> list[str]:
+def commands(section: str, text: str = TEXT) -> list[str]:
     """The command lines of a section's shell blocks, each whole."""
-    lines = "".join(blocks(section, "bash")).replace("\\\n", " ").splitlines()
+    lines = "".join(blocks(section, "bash", text)).replace("\\\n", " ").splitlines()
     return [line.partition("    # ")[0].strip() for line in lines if line.strip()]
 
 

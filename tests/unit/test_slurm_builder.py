@@ -72,6 +72,18 @@ def test_files_lie_below_python_and_python_below_the_command_line(own):
     assert "module load a b\n" in text
 
 
+def test_a_script_can_look_at_the_settings_and_set_some_above_the_command_line(own):
+    args = slurm_parser().parse_args(["-c", "slurm_config.yaml", "-N", "5", "--job-name", "mine"])
+    settings = SlurmScriptBuilder(args, itwinai_trainer=True).settings
+    assert (settings.nodes, settings.job_name, settings.itwinai_trainer, settings.gpus_per_node) == (5, "mine", True, 4)
+    builder = SlurmScriptBuilder(args, script="t.py", override={"job_name": "mine-2", "modules": {"load": ["a"]}})
+    ((name, text),) = builder.scripts().items()
+    assert name == "mine-2"
+    assert "module load a\n" in text
+    with pytest.raises(ConfigError, match="nodes"):
+        _ = SlurmScriptBuilder(nodes="many").settings
+
+
 def test_every_setting_and_alias_is_an_option():
     known = slurm_parser()._option_string_actions
     for key in keys():

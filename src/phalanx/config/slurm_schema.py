@@ -179,7 +179,9 @@ class SlurmSettings(Section):
     use_ray: bool | None = Field(default=None, description="of itwinai: true is launcher ray")
     py_spy: bool | None = Field(default=None, description="of itwinai: without effect")
     profiling_sampling_rate: str | None = Field(default=None, description="of itwinai: without effect")
-    itwinai_trainer: bool | None = Field(default=None, description="of itwinai: without effect")
+    itwinai_trainer: bool | None = Field(
+        default=None, description="of itwinai: for a slurm.py of one's own, as in examples/scaling"
+    )
     debug: bool | None = Field(default=None, description="of itwinai: without effect")
 
     @model_validator(mode="before")
@@ -236,4 +238,4 @@ class SlurmSettings(Section):
         return words
 
 
-WITHOUT_EFFECT = ("py_spy", "profiling_sampling_rate", "itwinai_trainer", "debug")
+WITHOUT_EFFECT = ("py_spy", "profiling_sampling_rate", "debug")

@@ -1,0 +1,110 @@
+"""examples/scaling: the script with Phalanx and those by hand train the same, under every engine and in any number.
+
+What they must end with is computed here by a loop in one process. The images are synthetic and in order, and the small
+model has no BatchNorm: then it makes no difference which rank sees which images of a step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import runpy
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from phalanx.records import Epoch, Workload, read_records
+from tests.dist.engines import environ_for, needs
+from tests.dist.harness import run_ranks
+from tests.e2e import scaling_tutorial as tutorial
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
+
+GLOBAL_BATCH, STEPS, EPOCHS, SEED, RATE, MOMENTUM = 8, 6, 2, 3, 0.1, 0.9
+LEFT_OVER = 5  # images that fill no batch
+COUNT = GLOBAL_BATCH * STEPS + LEFT_OVER
+
+
+@functools.lru_cache(maxsize=1)
+def expected() -> float:
+    """The last step's loss: plain SGD with momentum, as its textbooks have it."""
+    with tutorial.modules("model", "data") as (model_file, data):
+        torch.manual_seed(SEED)
+        model = model_file.MODELS["tiny"](1000)
+        images = data.Synthetic(COUNT, 32)
+        weights, speeds = list(model.parameters()), [torch.zeros_like(p) for p in model.parameters()]
+        for step in range(STEPS * EPOCHS):
+            first = step % STEPS * GLOBAL_BATCH
+            batch, labels = zip(*(images[first + index] for index in range(GLOBAL_BATCH)), strict=True)
+            logits = model(torch.stack(batch))
+            loss = -logits.log_softmax(1)[range(GLOBAL_BATCH), list(labels)].mean()
+            with torch.no_grad():
+                for weight, speed, slope in zip(weights, speeds, torch.autograd.grad(loss, weights), strict=True):
+                    speed.mul_(MOMENTUM).add_(slope)
+                    weight.sub_(RATE * speed)
+    return loss.item()
+
+
+def rank(script: str, folder: str, options: list[str]) -> str:
+    """The script in this process: its output."""
+    sys.argv = [script, *options]
+    sys.path.insert(0, folder)
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        runpy.run_path(str(Path(folder, script)), run_name="__main__")
+    return said.getvalue()
+
+
+def train(script: str, strategy: str, world_size: int, folder: Path) -> list[str]:
+    name, _, stage = strategy.partition("-")
+    config = tutorial.FOLDER / "config"
+    options = ["-c", str(config / "base.yaml"), "-c", str(config / f"{name if name != 'single' else 'ddp'}.yaml")]
+    values: dict[str, Any] = {
+        "model": "tiny", "image-size": 32, "subset-size": COUNT, "epochs": EPOCHS, "nworker": 0, "shuff": False,
+        "batch-size": GLOBAL_BATCH // world_size, "rnd-seed": SEED, "lr": RATE, "momentum": MOMENTUM, "log-int": 1,
+        **({"zero-stage": stage} if stage else {}),
+    }  # fmt: skip
+    options += ["--synthetic", *(f"--{key}={value}" for key, value in values.items())]
+    environ = environ_for(name, world_size)
+    return run_ranks(rank, world_size, script, str(tutorial.FOLDER), options, folder=folder, env=environ)
+
+
+CASES = [
+    ("train.py", "single", 1),
+    ("train.py", "ddp", 2),
+    ("train.py", "horovod", 2),
+    ("train.py", "deepspeed-2", 2),
+    ("ddp_trainer.py", "ddp", 1),
+    ("ddp_trainer.py", "ddp", 2),
+    ("horovod_trainer.py", "horovod", 1),
+    ("horovod_trainer.py", "horovod", 2),
+    ("deepspeed_trainer.py", "deepspeed-0", 2),
+    ("deepspeed_trainer.py", "deepspeed-2", 2),
+]
+
+
+@pytest.mark.parametrize(
+    ("script", "strategy", "world_size"),
+    [pytest.param(*case, marks=needs(case[1]), id="-".join(map(str, case))) for case in CASES],
+)
+def test_all_scripts_train_the_same(script: str, strategy: str, world_size: int, tmp_path: Path) -> None:
+    outputs = train(script, strategy, world_size, tmp_path)
+    assert "loss" not in "".join(outputs[1:])  # rank 0 alone speaks
+    printed = tutorial.losses(outputs[0])
+    assert len(printed) == STEPS * EPOCHS + 1
+    assert printed[-1] == pytest.approx(expected(), abs=2e-5)
+    made_by = "runs" if script == "train.py" else "scalability-metrics"
+    ((run_dir,),) = tutorial.run_dirs(tmp_path / made_by).values()
+    records = read_records(run_dir)
+    epochs = [record.epoch for record in records if isinstance(record, Epoch) and record.rank == 0]
+    assert epochs == list(range(EPOCHS))
+    (work,) = (record for record in records if isinstance(record, Workload))
+    with tutorial.modules("model") as (model_file,):
+        parameters = sum(p.numel() for p in model_file.MODELS["tiny"](1000).parameters())
+    # What the report compares, so that baselines stand on the curve of the script with Phalanx.
+    told = (work.parameters, work.batch_size, work.dataset, work.precision, work.accumulate)
+    assert told == (parameters, GLOBAL_BATCH // world_size, COUNT, "fp32", 1)
