@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -35,7 +36,7 @@ _SECONDS = st.floats(allow_nan=False, allow_infinity=False, width=32)
 
 @st.composite
 def step_lines(draw):
-    numbers = draw(st.tuples(st.floats(0, 2e9), st.integers(0, 10**7), st.integers(0, 999), _SECONDS, _SECONDS,
+    numbers = draw(st.tuples(st.floats(0, 1e9), st.integers(0, 10**7), st.integers(0, 999), _SECONDS, _SECONDS,
                              st.integers(0, 10**6)))  # fmt: skip
     return _STEP_LINE % numbers
 
@@ -57,16 +58,26 @@ def files(draw):
     return whole[: draw(st.integers(0, len(whole)))] if draw(st.booleans()) else whole
 
 
+def _known(steps):
+    """Rows in an order of their own, as text: NaN is itself, and -0 is 0. A line without a time gets the present."""
+    return sorted(repr([0.0 if row[0] > 1e9 else row[0], *row[1:]]) for row in (steps + 0.0).tolist())
+
+
+def _sound(record):
+    """None for a step whose numbers are text."""
+    values = [getattr(record, name) for name in COLUMNS] if isinstance(record, Step) else []
+    return record if all(isinstance(value, (int, float)) for value in values) else None
+
+
 @given(files())
 @settings(max_examples=150, deadline=None)
 def test_the_fast_way_reads_what_the_json_parser_reads(data):
-    expected = [parse(line.decode("utf-8", "replace"), 3, 1) for line in data.split(b"\n")]
-    steps = [[float(getattr(r, name)) + 0.0 for name in COLUMNS] for r in expected if isinstance(r, Step)]
+    expected = [_sound(parse(line.decode("utf-8", "replace"), 3, 1)) for line in data.split(b"\n")]
+    steps = np.array([[float(getattr(r, name)) for name in COLUMNS] for r in expected if isinstance(r, Step)])
     found = parse_lines(data, 3, 1)
-    assert sorted(map(repr, (found.steps + 0.0).tolist())) == sorted(
-        map(repr, steps)
-    )  # NaN is itself here, and -0 is 0
-    assert list(found.others) == [r for r in expected if r is not None and not isinstance(r, Step)]
+    assert _known(found.steps) == _known(steps.reshape(-1, len(COLUMNS)))
+    others = [replace(r, time=0.0) for r in expected if r is not None and not isinstance(r, Step)]
+    assert [replace(r, time=0.0) for r in found.others] == others
     assert found.bad == sum(1 for line, r in zip(data.split(b"\n"), expected, strict=True) if line and r is None)
 
 
