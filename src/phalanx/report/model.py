@@ -148,13 +148,17 @@ class Term:
 class Forecast:
     """What steps would take at other sizes; or, with `refused`, why nothing can be said.
 
-    `curve` rows: (nodes, ranks, seconds a step, low, high, efficiency). `error`: relative, of the fit at its points.
+    `curve` rows: (nodes, ranks, seconds a step, low, high, efficiency); ranks None where they aren't known. `error`:
+    relative, of the fit at its points; None where as many terms as points leave none. `left_out_error`: the largest at
+    a point that was left out of the fit. `of`: what the times are of, "step" or (where steps aren't recorded) "epoch".
     """
 
     refused: str = ""
     terms: tuple[Term, ...] = ()
-    curve: tuple[tuple[int, int, float, float, float, float], ...] = ()
+    curve: tuple[tuple[int, int | None, float, float, float, float], ...] = ()
     error: float | None = None
+    left_out_error: float | None = None
+    of: str = "step"
     most: Size | None = None  # the largest size that keeps Analysis.efficiency_wanted
     warnings: tuple[str, ...] = ()
 
