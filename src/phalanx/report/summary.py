@@ -92,7 +92,15 @@ def _terminal_line(line: Line, group: Group, analysis: Analysis, width: int) -> 
     words = [f"{line.label}, {line.scaling} scaling{_against(line)}", *_aligned(shown)]
     if not line.baseline:  # nobody asks whether more of a baseline are worth it
         words.append(_wrapped(line.verdict or verdict(line, analysis.efficiency_wanted), width, "  → ", "    "))
+        words += [_wrapped(text, width, "    ", "    ") for text in _of_forecast(line.forecast)]
     return "\n".join(words)
+
+
+def _of_forecast(forecast: Forecast | None) -> list[str]:
+    """Why there is none, or what makes it doubtful."""
+    if forecast is None:
+        return []
+    return [f"No forecast: {forecast.refused}"] if forecast.refused else [f"Forecast: {w}" for w in forecast.warnings]
 
 
 def _against(line: Line) -> str:
@@ -223,13 +231,13 @@ def _markdown_group(group: Group, analysis: Analysis) -> str:
     parts = [f"## {group.title}"]
     for line in group.lines:
         parts.append(f"### {line.label}, {line.scaling} scaling")
-        parts.append(line.verdict or verdict(line, analysis.efficiency_wanted))
+        parts += [] if line.baseline else [line.verdict or verdict(line, analysis.efficiency_wanted)]
         parts.append(_markdown_table(columns(line.points, line.scaling)))
         if len(line.points) > 1:
             parts.append(f"Speedup and efficiency are of {_OF.get(line.of, line.of)}, against {line.base.text}.")
         costs = _markdown_costs(line, analysis)
         parts += [costs] if costs else []
-        parts += [_markdown_forecast(line.forecast)] if line.forecast else []
+        parts += [_markdown_forecast(line.forecast)] if line.forecast and not line.baseline else []
     if group.comparisons:
         parts.append("### With Phalanx and by hand\n\n" + "\n".join(f"- {_comparison(c)}" for c in group.comparisons))
     if group.notes:

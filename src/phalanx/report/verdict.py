@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .model import Line, Point, Size
-from .text import between, count, percent, ratio
+from .text import between, percent, ratio
 
 
 def verdict(line: Line, wanted: float) -> str:
@@ -71,5 +71,4 @@ def _beyond(line: Line, kept: Point, wanted: float) -> str:
     more, _ = growth(kept.size, forecast.most)
     if more <= 1:
         return f" The forecast falls below {percent(wanted)} beyond that."
-    sure = f" ({count(len(forecast.warnings), 'warning')})" if forecast.warnings else ""
-    return f" The forecast keeps {percent(wanted)} up to {forecast.most.text}{sure}."
+    return f" The forecast keeps {percent(wanted)} up to {forecast.most.text}."
