@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 export PIP_NO_WARN_SCRIPT_LOCATION = 1
 
-.PHONY: demo check test engines bench lint clean slurm-packages container-packages
+.PHONY: demo check test engines bench lint clean slurm-packages container-packages browser-packages
 
 demo: $(VENV)/.demo
 	$(BIN)/phalanx run --nproc 2 examples/digits/train.py
@@ -13,7 +13,7 @@ demo: $(VENV)/.demo
 check: lint
 	$(BIN)/python -m pytest -m "not slow and not gpu"
 
-test: lint slurm-packages container-packages engines
+test: lint slurm-packages container-packages browser-packages engines
 	$(BIN)/python -m pytest -m "not gpu" --durations=15 --durations-min=10
 
 # A real Slurm cluster runs inside the tests, where it can: as root on Debian. Elsewhere those tests say that they were skipped.
@@ -62,6 +62,14 @@ container-packages:
 	    apt-get -qq update; apt-get -qq install -y --no-install-recommends patchelf squashfs-tools >/dev/null; \
 	    bash tests/containers/apptainer-install || echo "Apptainer could not be installed: tests in containers will be skipped"; }; \
 	else echo "no real Apptainer for the tests: its set-up needs root on Debian"; fi
+
+# The browser in which the report's page is tested.
+browser-packages:
+	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  command -v chromium >/dev/null || command -v chromium-browser >/dev/null || { \
+	    apt-get -qq update; apt-get -qq install -y --no-install-recommends chromium fonts-dejavu-core >/dev/null \
+	      || echo "Chromium could not be installed: tests of the report's page will be skipped"; }; \
+	else echo "no Chromium for the tests, unless it is there: its set-up needs root on Debian"; fi
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

@@ -116,6 +116,24 @@ def reports() -> list[Line]:
     ]
 
 
+def pages() -> list[Line]:
+    """How soon the report's page answers in a browser, in a process of its own: playwright has an event loop."""
+    found = json.loads(output_of([sys.executable, str(HERE / "page.py")]).stdout)
+    return [
+        line
+        for name, figures in found.items()
+        for line in (
+            Line(f"report.html of {name}", f"{figures['megabytes']:.1f} MB", "≤ 5 MB", figures["megabytes"] <= 5),
+            Line(
+                "… drawn in Chromium after",
+                f"{figures['drawn_ms'] / 1000:.2f} s ({figures['cpu_ms'] / 1000:.2f} s of CPU)",
+                "≤ 1 s",
+                figures["drawn_ms"] <= 1000,
+            ),
+        )
+    ]
+
+
 def measuring() -> list[Line]:
     """Step records, and looks at the GPU once a second."""
     step, look = step_seconds() / 0.02, look_seconds() / 1.0
@@ -189,7 +207,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path, help="write the table there too")
     options = parser.parse_args()
-    lines = command_line() + slurm_jobs() + reports() + measuring() + imports() + empty_step()
+    lines = command_line() + slurm_jobs() + reports() + pages() + measuring() + imports() + empty_step()
     lines += overhead("API / by hand at a 20 ms step", "20ms", 1.01)
     lines += overhead("… with the progress bar drawn", "20ms-drawn", None)
     lines += overhead("… with a dataset class of one's own", "20ms-own-dataset", None)
