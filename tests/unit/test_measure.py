@@ -109,7 +109,12 @@ def test_a_run_without_a_word_in_the_script(tmp_path: Path, monkeypatch: pytest.
     """Workload, memory, and a window that begins late, goes over a loop's end or never comes."""
     monkeypatch.chdir(tmp_path)
     x = torch.randn(40, 6)
-    for name, steps, start, expected in (("whole", 3, 4, [(5, 3)]), ("cut", 8, 7, [(8, 3)]), ("never", 3, 99, [])):
+    for name, steps, start, expected in (
+        ("whole", 3, 4, [(5, 3)]),
+        ("cut", 8, 7, [(8, 3)]),
+        ("next", 2, 10, [(11, 2)]),
+        ("never", 3, 99, []),
+    ):
         measure = {"profile_steps": steps, "profile_start": start}
         with phalanx.init(name=name, progress=False, accumulate=2, measure=measure) as run:
             model = nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 1))

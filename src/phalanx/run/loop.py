@@ -119,11 +119,11 @@ class Loop:
         window = session.measure.window
         stays = device.type == "cpu"  # where loaders leave their batches
         count = 0
-        if window.wanted:
-            window.before_step(session.step)
         begin = mark = self._begin = clock()
         for group in loader.groups(session.config.accumulate, train=True):
             self._open = (loader, group)
+            if window.wanted:
+                window.before_step(session.step)
             waited, samples, last = 0.0, 0, group.size - 1
             for index, micro in enumerate(group.micros):
                 waited += clock() - mark
@@ -137,8 +137,6 @@ class Loop:
                 window.after_step()
             if self._boundary(count, seconds, waited, samples):
                 return
-            if window.wanted:
-                window.before_step(session.step)
             begin = mark = self._begin = clock()
         session.trained = True
         session.comm.meet("the end of run.steps()")
