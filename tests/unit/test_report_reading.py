@@ -64,9 +64,11 @@ def _known(steps):
 
 
 def _sound(record):
-    """None for a step whose numbers are text."""
-    values = [getattr(record, name) for name in COLUMNS] if isinstance(record, Step) else []
-    return record if all(isinstance(value, (int, float)) for value in values) else None
+    """None for a record whose counts are no counts, or whose seconds are no number."""
+    counts = ("step", "epoch", "samples")
+    values = [(name, getattr(record, name)) for name in (*counts, "seconds", "wait", "time") if hasattr(record, name)]
+    sound = [isinstance(v, int) and 0 <= v < 2**63 if n in counts else isinstance(v, (int, float)) for n, v in values]
+    return record if all(sound) else None
 
 
 @given(files())

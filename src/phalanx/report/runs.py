@@ -48,7 +48,7 @@ class _Reader:
 
     def read(self) -> tuple[RunData | None, Input]:
         files = self._files()
-        starts = [record for file in files for record in file.others if isinstance(record, Start)]
+        starts = [record for file in files for record in file.others if isinstance(record, Start) and record.world_size]
         if not starts:
             self.left_out.append("no rank's first record" if files else "no records: the run never began")
             return None, self._input("")
@@ -127,10 +127,10 @@ class _Reader:
             run_id=self.folder.name,
             label=start.strategy + (" (baseline)" if baseline else ""),
             size=Size(start.num_nodes or _nodes(records), start.world_size),
-            work=_work(records, Path(plan.get("script") or self.folder.parent.name).name),
+            work=_work(records, Path(str(plan.get("script") or self.folder.parent.name)).name),
             baseline=baseline,
             scaling=settings.get("scaling", self.scaling),
-            launcher=plan.get("launcher") or start.launched_by or None,
+            launcher=str(plan.get("launcher") or start.launched_by) or None,
             device=None if baseline and start.device == "cpu" else start.device,  # made before the GPU was used?
             epochs=self._epochs(merged_epochs(files, limits, self.left_out), profiled),
             steps=steps.rows[used],
@@ -219,9 +219,9 @@ def _work(records: Sequence[Record], name: str) -> Work:
         name,
         parameters=last.parameters or None,
         gradient_bytes=last.gradient_bytes or None,
-        batch_size=last.batch_size,
+        batch_size=last.batch_size or None,
         accumulate=last.accumulate or 1,
-        dataset=last.dataset,
+        dataset=last.dataset or None,
         precision=last.precision or None,
     )
 

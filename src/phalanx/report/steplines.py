@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import re
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 import numpy as np
 
-from ..records import VERSION, Record, Step, parse
+from ..records import KINDS, VERSION, Record, Step, parse
 from .model import Numbers
 
 COLUMNS = ("time", "step", "epoch", "seconds", "wait", "samples")
@@ -51,10 +53,10 @@ def parse_lines(data: bytes, rank: int, attempt: int) -> Lines:
     bad = 0
     for line in rest.split(b"\n"):
         record = parse(line.decode("utf-8", "replace"), rank, attempt) if line else None
-        if isinstance(record, Step):
-            row = _row(record)
-            slow += [row] if row else []
-            bad += not row
+        if record is not None and not _is_sound(record):
+            bad += 1
+        elif isinstance(record, Step):
+            slow.append(tuple(float(getattr(record, name)) for name in COLUMNS))
         elif record is not None:
             others.append(record)
         else:
@@ -64,9 +66,31 @@ def parse_lines(data: bytes, rank: int, attempt: int) -> Lines:
     return Lines(rank, attempt, steps, tuple(others), bad)
 
 
-def _row(record: Step) -> tuple[float, ...] | None:
-    """None where a number is something else."""
-    values = [getattr(record, name) for name in COLUMNS]
-    if all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values):
-        return tuple(float(value) for value in values)
-    return None
+def _is_sound(record: Record) -> bool:
+    """Whether its values are what they are said to be: files on a broken disk can hold anything."""
+    return all(_KINDS[kind](getattr(record, name)) for name, kind in _FIELDS[type(record)])
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+_KINDS: dict[str, Callable[[object], bool]] = {
+    "int": _is_count,
+    "int | None": lambda value: value is None or _is_count(value),
+    "float": lambda value: _is_number(value) and not math.isinf(value),  # type: ignore[arg-type]
+    "step's": _is_number,  # floats of steps, whose times are looked at one by one
+    "str": lambda value: isinstance(value, str),
+}
+_FIELDS = {
+    cls: [
+        (item.name, "step's" if cls is Step and item.type == "float" else str(item.type))
+        for item in fields(cls)
+        if item.type in _KINDS and item.name not in ("rank", "attempt")
+    ]
+    for cls in KINDS.values()
+}
