@@ -35,7 +35,7 @@ def main():
         folder.mkdir(parents=True, exist_ok=True)
         for index in range(args.count):
             stripes(number, args.classes, args.size, random).save(folder / f"{index:05}.jpg", quality=90)
-    print(f"{args.classes * args.count} images in {args.folder}")
+    print(f"{args.classes * args.count} images of {args.classes} classes in {args.folder}")
 
 
 if __name__ == "__main__":
