@@ -6,7 +6,6 @@ import html.parser
 import json
 import math
 import re
-import zipfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -166,12 +165,3 @@ def test_a_baseline_looks_like_its_strategy_but_hollow() -> None:
     assert found["ddp (baseline)"].hollow
     assert not found["ddp"].hollow
     assert found["ddp"].marker != found["horovod"].marker
-
-
-def test_assets_are_in_the_package(tmp_path: Path) -> None:
-    """What hatch takes into a wheel: all files below the package that git doesn't ignore."""
-    hatchling = pytest.importorskip("hatchling.builders.wheel", reason="hatchling is only in a build's environment")
-    (built,) = hatchling.WheelBuilder(str(ROOT)).build(directory=str(tmp_path), versions=["standard"])
-    names = zipfile.ZipFile(built).namelist()
-    for name in ("page.html", "page.css", "page.js", "plotly-basic.min.js", "plotly-LICENSE"):
-        assert f"phalanx/report/assets/{name}" in names

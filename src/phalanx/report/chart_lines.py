@@ -17,7 +17,7 @@ def over_sizes(group: Group, quantity: Quantity) -> Lines | None:
     scale, unit = unit_of(quantity.unit, [stat.value for stat in stats if stat])
     places = positions(sizes_of(group.lines), group.axis)
     curves = _curves(group, places, quantity.pick, scale, lambda stat: words_of(stat, scale, unit))
-    limit = 100.0 if unit == "%" else None
+    limit = 100.0 if unit == "%" else None if quantity.proportional else 0.0
     return _lines(group, quantity.key, quantity.title, unit, places, curves, quantity.caption, full=limit)
 
 
@@ -56,7 +56,8 @@ def _lines(
     doubling: bool = False,
     full: float | None = None,
 ) -> Lines | None:
-    """The chart, if there is something measured or forecast in it. `full`: the highest that a value can be."""
+    """The chart, if there is something measured or forecast in it. `full`: the highest that a value can be, for
+    axes that begin at zero; None for logarithmic ones, if values are that far apart."""
     if not any(curve.label for curve in curves):
         return None
     ends = [end for curve in curves for mark in curve.marks for end in (mark.y, mark.low, mark.high) if end is not None]

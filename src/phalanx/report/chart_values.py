@@ -93,6 +93,7 @@ class Quantity:
     unit: str  # "s" and "J" are scaled to what reads best
     pick: Pick
     caption: str = ""
+    proportional: bool = False  # to the size, in the ideal: a straight line where both axes are logarithmic
 
 
 def sizes_of(lines: Iterable[Line]) -> set[Size]:

@@ -24,9 +24,9 @@ def charts_of(group: Group, analysis: Analysis) -> list[Chart]:
 def _quantities(analysis: Analysis) -> tuple[Quantity, ...]:
     spread = "Bars span the middle 95% of a bootstrap."
     return (
-        Quantity("epoch_time", "Epoch time", "s", lambda point: point.epoch, spread),
-        Quantity("step_time", "Step time", "s", lambda point: point.step, "Slowest rank of each step. " + spread),
-        Quantity("throughput", "Throughput", "samples/s", lambda point: point.throughput, "All ranks together."),
+        Quantity("epoch_time", "Epoch time", "s", lambda point: point.epoch, spread, True),
+        Quantity("step_time", "Step time", "s", lambda point: point.step, "Slowest rank of each step. " + spread, True),
+        Quantity("throughput", "Throughput", "samples/s", lambda point: point.throughput, "All ranks together.", True),
         Quantity(
             "device_hours",
             f"Cost of {analysis.epochs_wanted} epochs",
