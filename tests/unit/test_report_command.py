@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import sys
 
 import pytest
 
@@ -203,3 +204,24 @@ def test_the_epochs_table_is_an_input_again(here):
     assert report("times", "--out", "one") == 0
     assert report("one/epochs.csv", "--out", "two") == 0
     assert [float(row["epoch_s"]) for row in points("two")] == [10, 6]
+
+
+def test_without_the_extra_the_error_names_it(here, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    scale_1(here / "times")
+    assert report("times") == 2
+    assert "pip install 'phalanx[report]'" in capsys.readouterr().err
+
+
+def test_weak_for_inputs_that_do_not_tell(here):
+    scale_1(here / "times")
+    assert report("times", "--scaling", "weak") == 0
+    assert [row["scaling"] for row in points()] == ["weak", "weak"]
+    assert float(points()[1]["speedup"]) == pytest.approx(2 * 10 / 6)
+
+
+def test_a_report_is_no_input_of_the_next(here):
+    scale_1(here / "times")
+    assert report("times", "--out", "times/report") == 0
+    assert report("times", "--out", "again") == 0
+    assert [row["runs"] for row in points("again")] == ["1", "1"]

@@ -138,3 +138,12 @@ def test_gpu_files_alone_are_points_without_times(tmp_path):
     write_csv(tmp_path / "gpu-energy-data" / "ddp_4.csv", [(0, 80, 100, 0, 0, 4, "ddp", 2)], header=GPU)
     (run,), _ = read(tmp_path)
     assert (run.size.text, run.energy, run.gpu_utilisation) == ("1x4", 200, 80)
+
+
+def test_cut_rows_and_a_file_that_is_no_csv(tmp_path):
+    write_csv(tmp_path / "gpu-energy-data" / "ddp_4.csv", [(0, 80, 100, 0, 0, 4, "ddp", 2), (1, 80)], header=GPU)
+    write_csv(tmp_path / "computation-data" / "c.csv", [(0, "aten::mm")], header=COMPUTATION)
+    (tmp_path / "blob.csv").write_bytes(b"name,nodes,epoch_id,time\n" + b"x" * 200_000)
+    (run,), inputs = read(tmp_path)
+    assert run.energy == 200
+    assert "no CSV file: field larger than field limit" in left_out(inputs, "blob.csv")

@@ -1,67 +1,22 @@
-"""CSV files of other origin as `RunData`: epoch times, GPU samples and profiled computation, as itwinai writes them.
-
-Which of the three a file is, its columns tell: their order, an index before them and further columns don't matter.
-"""
+"""CSV files of other origin as `RunData`: epoch times, GPU samples and profiled computation, as itwinai writes them."""
 
 from __future__ import annotations
 
-import csv
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
+from .csvtable import Table, few, number, whole
 from .model import Input, RunData, Size, Window, Work
 from .text import count
 
-KINDS: Mapping[str, frozenset[str]] = {
-    "epoch times": frozenset({"name", "nodes", "epoch_id", "time"}),
-    "GPU energy": frozenset({"utilization", "power", "num_global_gpus", "strategy", "probing_interval"}),
-    "computation": frozenset({"name", "self_cuda_time_total", "strategy", "num_gpus", "global_rank"}),
-}
 _FEW = 5
 _PARTS = ("epoch-time", "gpu-energy-data", "communication-data", "computation-data")  # itwinai's folders, below a run's
 _BASELINE = " (baseline)"
-
-
-@dataclass
-class Table:
-    """A file's rows, by column name; `reason` says why there are none."""
-
-    path: Path
-    kind: str = "?"
-    rows: list[dict[str, str]] = field(default_factory=list)
-    reason: str = ""
-
-
-def read_table(path: Path) -> Table:
-    """The rows of one file, if it is one of ours."""
-    try:
-        text = path.read_text(encoding="utf-8-sig", errors="replace")
-    except OSError as error:
-        return Table(path, reason=f"cannot be read: {error.strerror}")
-    lines = [line for line in text.splitlines() if line.strip()]
-    if not lines:
-        return Table(path, reason="empty")
-    rows = list(csv.reader(lines, delimiter=";" if lines[0].count(";") > lines[0].count(",") else ","))
-    header = [name.strip() for name in rows[0]]
-    kind = next((kind for kind, names in KINDS.items() if names <= set(header)), None)
-    if kind is None:
-        return Table(path, reason=f"its columns are {_few(header)}: expected {_expected()}")
-    if len(rows) == 1:
-        return Table(path, kind, reason="no rows below its header")
-    return Table(path, kind, [dict(zip(header, row, strict=False)) for row in rows[1:]])
-
-
-def _expected() -> str:
-    return " or ".join(", ".join(sorted(names)) for names in KINDS.values())
-
-
-def _few(words: Sequence[str]) -> str:
-    return ", ".join(words if len(words) <= _FEW else [*words[:_FEW], f"and {len(words) - _FEW} more"])
 
 
 def read_tables(tables: Sequence[Table], root: Path) -> tuple[list[RunData], list[Input]]:
@@ -139,10 +94,10 @@ def _epoch_runs(tables: Sequence[Table], root: Path) -> tuple[list[RunData], lis
 def _runs_of(table: Table, root: Path, left_out: list[str]) -> list[RunData]:
     groups: dict[tuple[str, Size, str], list[tuple[int, float]]] = defaultdict(list)
     bad: dict[str, list[str]] = defaultdict(list)
-    for number, row in enumerate(table.rows, 2):
-        where = f"line {number}"
-        name, size, epoch = row.get("name", ""), _size(row), _whole(row.get("epoch_id"))
-        seconds = _number(row.get("time"))
+    for line, row in enumerate(table.rows, 2):
+        where = f"line {line}"
+        name, size, epoch = row.get("name", ""), _size(row), whole(row.get("epoch_id"))
+        seconds = number(row.get("time"))
         if not name or size is None or epoch is None or row.get("time") is None:
             bad["not a whole row, or a number of nodes that isn't one"].append(where)
         elif seconds is None or not math.isfinite(seconds):
@@ -151,7 +106,7 @@ def _runs_of(table: Table, root: Path, left_out: list[str]) -> list[RunData]:
             bad["a time that isn't above zero: a clock ran backwards"].append(where)
         else:
             groups[name, size, row.get("run", "")].append((epoch, seconds))
-    left_out += [f"{_few(places)}: {why}" for why, places in bad.items()]
+    left_out += [f"{few(places)}: {why}" for why, places in bad.items()]
     return [
         _run(table.path, root, name, size, run_id or f"{table.path.stem}-{index}", rows)
         for (name, size, run_id), rows_of in groups.items()
@@ -160,21 +115,8 @@ def _runs_of(table: Table, root: Path, left_out: list[str]) -> list[RunData]:
 
 
 def _size(row: Mapping[str, str]) -> Size | None:
-    nodes, ranks = _whole(row.get("nodes")), _whole(row.get("ranks"))
+    nodes, ranks = whole(row.get("nodes")), whole(row.get("ranks"))
     return Size(nodes, ranks or None) if nodes is not None and nodes > 0 else None
-
-
-def _whole(text: str | None) -> int | None:
-    """`4` and, as pandas writes columns with gaps, `4.0`."""
-    number = _number(text)
-    return int(number) if number is not None and math.isfinite(number) and number == int(number) else None
-
-
-def _number(text: str | None) -> float | None:
-    try:
-        return float(text) if text is not None else None
-    except ValueError:
-        return None
 
 
 def _passes(rows: list[tuple[int, float]], name: str, size: Size, left_out: list[str]) -> list[list[tuple[int, float]]]:
@@ -209,11 +151,11 @@ def _energies(table: Table) -> list[tuple[str, int, _Energy]]:
     """By strategy and number of GPUs: samples of all GPUs, each `probing_interval` seconds after the one before."""
     groups: dict[tuple[str, int], list[tuple[float, float, int]]] = defaultdict(list)
     for row in table.rows:
-        values = [_number(row.get(name)) for name in ("utilization", "power", "probing_interval")]
-        gpus, node = _whole(row.get("num_global_gpus")), _whole(row.get("node_idx")) or 0
+        values = [number(row.get(name)) for name in ("utilization", "power", "probing_interval")]
+        gpus, node = whole(row.get("num_global_gpus")), whole(row.get("node_idx")) or 0
         if gpus and all(value is not None and math.isfinite(value) for value in values):
             use, power, interval = (value or 0.0 for value in values)
-            groups[_plain(row["strategy"]), gpus].append((use, power * interval, node))
+            groups[_plain(row.get("strategy", "")), gpus].append((use, power * interval, node))
     return [
         (label, gpus, _Energy(len({node for *_, node in rows}), float(np.mean([use for use, *_ in rows])),
                               float(sum(joules for _, joules, _ in rows))))
@@ -243,11 +185,13 @@ def _windows(tables: Sequence[Table]) -> dict[_Key, Window]:
     for table in tables:
         by_rank: dict[tuple[str, int, str], list[dict[str, str]]] = defaultdict(list)
         for row in table.rows:
-            by_rank[_plain(row["strategy"]), _whole(row.get("num_gpus")) or 0, row["global_rank"]].append(row)
+            by_rank[
+                _plain(row.get("strategy", "")), whole(row.get("num_gpus")) or 0, row.get("global_rank", "")
+            ].append(row)
         for (label, gpus, _), rows in by_rank.items():
             place = _experiment(table.path), label, gpus
             compute, communication = _kernels(rows, "aten::"), _kernels(rows, "nccl:")
-            total = _number(rows[0].get("profiling_time")) or compute + communication
+            total = number(rows[0].get("profiling_time")) or compute + communication
             shares[place].append((total, compute, communication if communication or gpus == 1 else math.nan))
             paths.setdefault(place, table.path)
     return {
@@ -263,7 +207,7 @@ def _window(rows: Sequence[tuple[float, float, float]]) -> Window:
 
 
 def _kernels(rows: Sequence[Mapping[str, str]], prefix: str) -> float:
-    times = [_number(row.get("self_cuda_time_total")) or 0.0 for row in rows if row["name"].startswith(prefix)]
+    times = [number(row.get("self_cuda_time_total")) or 0.0 for row in rows if row.get("name", "").startswith(prefix)]
     return sum(time for time in times if math.isfinite(time)) * 1e-6
 
 
@@ -303,7 +247,7 @@ def _joined(run: RunData, energies: Mapping[_Key, _Energy], windows: Mapping[_Ke
 
 def _input_of(table: Table, joined: set[tuple[Path, str, int | None]], a_node: int | None) -> Input:
     column = "num_global_gpus" if table.kind == "GPU energy" else "num_gpus"
-    found = {(_plain(row["strategy"]), _whole(row.get(column))) for row in table.rows}
+    found = {(_plain(row.get("strategy", "")), whole(row.get(column))) for row in table.rows}
     used = sorted(
         f"{label} on {gpus} GPUs" for label, gpus in found if (_experiment(table.path), label, gpus) in joined
     )
@@ -311,9 +255,9 @@ def _input_of(table: Table, joined: set[tuple[Path, str, int | None]], a_node: i
         f"{label} on {gpus} GPUs" for label, gpus in found if (_experiment(table.path), label, gpus) not in joined
     )
     why = "how many GPUs a node has isn't known" if a_node is None else "no epoch times of that size beside it"
-    left_out = [f"{_few(lost)}: {why}"] if lost else []
-    shown = f"{len(table.rows)} rows: {_few(used)}" if used else ""
-    timed = table.kind != "computation" or all(_number(row.get("profiling_time")) for row in table.rows)
+    left_out = [f"{few(lost)}: {why}"] if lost else []
+    shown = f"{len(table.rows)} rows: {few(used)}" if used else ""
+    timed = table.kind != "computation" or all(number(row.get("profiling_time")) for row in table.rows)
     notes = [] if timed else ["no profiling_time: shares are of the time in aten:: and nccl: kernels"]
     notes += [f"{count(a_node, 'GPU')} a node"] if a_node and used else []
     reasons = [table.reason, *left_out] if table.reason else left_out

@@ -11,7 +11,8 @@ import numpy as np
 
 from ..errors import UsageError, did_you_mean
 from ..rundir import run_dirs_of_series
-from .csvs import read_table, read_tables
+from .csvs import read_tables
+from .csvtable import read_table
 from .model import Input, RunData
 from .runs import is_run, read_run
 
