@@ -65,7 +65,7 @@ def test_a_copy_of_a_file_is_no_repeat(tmp_path):
         write_csv(tmp_path / name / "t.csv", [("ddp", 1, 0, 9), ("ddp", 1, 1, 8)])
     runs, inputs = read(tmp_path)
     assert len(runs) == 1
-    assert "the same rows as in" in inputs[1].left_out[0]
+    assert "the same times as in" in inputs[1].left_out[0]
 
 
 def test_other_files_are_named_with_what_was_expected(tmp_path):
@@ -147,3 +147,12 @@ def test_cut_rows_and_a_file_that_is_no_csv(tmp_path):
     (run,), inputs = read(tmp_path)
     assert run.energy == 200
     assert "no CSV file: field larger than field limit" in left_out(inputs, "blob.csv")
+
+
+def test_a_file_that_repeats_a_runs_records_is_no_repeat(tmp_path):
+    """EpochTimer writes both, if asked."""
+    write_run(tmp_path / "hand" / "id", [9.25, 8.1], api="epoch-timer", only=[0], ranks=2)
+    write_csv(tmp_path / "times.csv", [("ddp", 1, 0, 9.25), ("ddp", 1, 1, 8.1)])
+    runs, inputs = read(tmp_path)
+    assert [run.label for run in runs] == ["ddp (baseline)"]
+    assert "the same times as in" in left_out(inputs, "times.csv")

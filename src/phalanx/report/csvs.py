@@ -19,13 +19,17 @@ _PARTS = ("epoch-time", "gpu-energy-data", "communication-data", "computation-da
 _BASELINE = " (baseline)"
 
 
-def read_tables(tables: Sequence[Table], root: Path) -> tuple[list[RunData], list[Input]]:
+def read_tables(
+    tables: Sequence[Table], root: Path, others: Sequence[RunData] = ()
+) -> tuple[list[RunData], list[Input]]:
     """The runs of files that were found below `root`, and what of each file was used.
+
+    Epochs that one of the `others` has too are left out: EpochTimer writes records and, if asked, such a file.
 
     Epoch times make runs. GPU and computation files tell the number of GPUs, not of nodes: they are added to the runs
     of their experiment where that number is known (see `_gpus_a_node`), and are left out elsewhere.
     """
-    runs, inputs = _epoch_runs([table for table in tables if table.kind == "epoch times"], root)
+    runs, inputs = _epoch_runs([table for table in tables if table.kind == "epoch times"], root, others)
     gpu = [table for table in tables if table.kind == "GPU energy"]
     computation = [table for table in tables if table.kind == "computation"]
     energies = {_Key(table.path, label, gpus): found for table in gpu for label, gpus, found in _energies(table)}
@@ -67,18 +71,22 @@ def _plain(label: str) -> str:
 # --- epoch times
 
 
-def _epoch_runs(tables: Sequence[Table], root: Path) -> tuple[list[RunData], list[Input]]:
+def _same(run: RunData) -> tuple[str, int, bytes]:
+    return run.label.removesuffix(_BASELINE), run.size.nodes, run.epochs.tobytes()
+
+
+def _epoch_runs(tables: Sequence[Table], root: Path, others: Sequence[RunData]) -> tuple[list[RunData], list[Input]]:
     """A run for each name and number of nodes in a file, and each time its epochs begin anew."""
     runs: list[RunData] = []
     inputs: list[Input] = []
-    seen: dict[tuple[str, Size, bytes], Path] = {}
+    seen = {_same(run): run.path for run in others if len(run.epochs)}
     for table in tables:
         left_out = [table.reason] if table.reason else []
         found: list[RunData] = []
         for run in _runs_of(table, root, left_out):
-            same = seen.setdefault((run.label, run.size, run.epochs.tobytes()), table.path)
+            same = seen.setdefault(_same(run), table.path)
             if same != table.path:
-                left_out.append(f"{run.label} on {run.size.text}: the same rows as in {same}")
+                left_out.append(f"{run.label} on {run.size.text}: the same times as in {same}")
             else:
                 found.append(run)
         runs += found

@@ -39,7 +39,7 @@ def gather(words: Sequence[str], root: Path, scaling: str = "strong") -> tuple[l
     found = discover(words, root)
     runs, inputs = _unlike([read_run(path, scaling) for path in found.runs])
     for folder, paths in found.csvs.items():
-        more, looked_at = read_tables([read_table(path) for path in paths], folder)
+        more, looked_at = read_tables([read_table(path) for path in paths], folder, runs)
         runs += [replace(run, scaling=scaling) for run in more]
         inputs += looked_at
     return runs, [*inputs, *found.others]
