@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("numpy")
 from phalanx.report.inputs import gather
 
-from .report_world import write_csv
+from .report_world import write_csv, write_run
 
 GPU = "sample_idx,utilization,power,local_rank,node_idx,num_global_gpus,strategy,probing_interval"
 COMPUTATION = (

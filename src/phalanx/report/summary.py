@@ -285,7 +285,8 @@ def _markdown_inputs(analysis: Analysis) -> str:
     lines = ["## Inputs", ""]
     for item in analysis.inputs[:200]:
         left = f"; left out: {'; '.join(item.left_out)}" if item.left_out else ""
-        lines.append(f"- `{item.path}` ({item.kind}): {item.used or 'nothing used'}{left}")
+        notes = f"; note: {'; '.join(item.notes)}" if item.notes else ""
+        lines.append(f"- `{item.path}` ({item.kind}): {item.used or 'nothing used'}{left}{notes}")
     if len(analysis.inputs) > 200:
         lines.append(f"- … and {len(analysis.inputs) - 200} more, see inputs.csv")
     return "\n".join(lines)

@@ -41,7 +41,13 @@ def write(analysis: Analysis, out: Path) -> list[Path]:
         "comparisons": [row for group in analysis.groups for row in _comparisons(group)],
         "forecast": [row for group in analysis.groups for line in group.lines for row in _forecast(group, line)],
         "inputs": [
-            {"path": item.path, "kind": item.kind, "used": item.used, "left_out": "; ".join(item.left_out)}
+            {
+                "path": item.path,
+                "kind": item.kind,
+                "used": item.used,
+                "left_out": "; ".join(item.left_out),
+                "notes": "; ".join(item.notes),
+            }
             for item in analysis.inputs
         ],
     }
