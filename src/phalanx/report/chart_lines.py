@@ -9,7 +9,7 @@ from dataclasses import replace
 from .axis import amount, labels, log_ticks, order, positions
 from .chart_values import Curve, Lines, Mark, Pick, Quantity, drawable, mark_of, runs_of, sizes_of, unit_of, words_of
 from .model import Analysis, Group, Line, Size, Stat
-from .text import between, digits, percent, unit_of_times
+from .text import between, percent, ratio, unit_of_times
 
 
 def over_sizes(group: Group, quantity: Quantity) -> Lines | None:
@@ -85,7 +85,7 @@ def speedup(group: Group) -> Lines | None:
     lines = [line for line in group.lines if len(line.points) > 1]
     places = positions(sizes_of(lines), group.axis)
     sub = _only(group, lines)
-    curves = _curves(sub, places, lambda point: point.speedup, 1, lambda stat: words_of(stat, 1, "times"))
+    curves = _curves(sub, places, lambda point: point.speedup, 1, lambda stat: words_of(stat, 1, "times", ratio))
     bases = sorted({line.base for line in lines}, key=order(group.axis))
     for base in bases if curves else ():
         sizes = [size for size in places if amount(size, group.axis) >= amount(base, group.axis)]
@@ -102,7 +102,7 @@ def _only(group: Group, lines: Sequence[Line]) -> Group:
 
 def _ideal(size: Size, base: Size, axis: str, places: dict[Size, float]) -> Mark:
     times = amount(size, axis) / amount(base, axis)
-    return Mark(places[size], times, None, None, (f"ideal {size.text}", f"{digits(times)} times"))
+    return Mark(places[size], times, None, None, (f"ideal {size.text}", f"{ratio(times)} times"))
 
 
 def _of(lines: list[Line]) -> str:
@@ -191,7 +191,10 @@ def forecast_efficiency(group: Group, analysis: Analysis) -> Lines | None:
     if curves:
         curves += _curves(_only(group, lines), places, lambda point: point.efficiency, 0.01, _percents)
         curves += _levels(places, analysis.efficiency_wanted)
-    title = "Efficiency: measured and forecast"
+    title, caption = (
+        "Efficiency: measured and forecast",
+        f"The line is the model of the step. Points: {_of(lines).lower()}",
+    )
     sub = _only(group, lines)
-    chart = _lines(sub, "forecast_efficiency", title, "%", places, curves, _FORECAST, full=100.0)
+    chart = _lines(sub, "forecast_efficiency", title, "%", places, curves, caption, full=100.0)
     return chart and replace(chart, y_title="Efficiency (%)")

@@ -65,6 +65,11 @@ def _share(line: Line, point: Point, name: str, share: float | None) -> Mark | N
     return Mark(share * 100, share * 100, None, None, (f"{line.label} {point.size.text}", f"{name} {percent(share)}"))
 
 
+def near_one(value: float) -> str:
+    """`1.004`: a percent is much here."""
+    return f"{value:.3f}"
+
+
 def comparison(group: Group) -> Rows | None:
     """Time with the API relative to a hand-written script's."""
     found = [(item, stat) for item in group.comparisons if (stat := drawable(item.ratio))]
@@ -72,7 +77,7 @@ def comparison(group: Group) -> Rows | None:
         return None
     rows = tuple((f"{item.label} {item.size.text}", item.label) for item, _ in found)
     marks = tuple(
-        mark_of(0, stat, 1, (text, f"against {item.against}", words_of(stat, 1, "times")))
+        mark_of(0, stat, 1, (text, f"against {item.against}", words_of(stat, 1, "times", near_one)))
         for (item, stat), (text, _) in zip(found, rows, strict=True)
     )
     what = " and ".join(sorted({f"{item.of} time" for item, _ in found}))

@@ -113,10 +113,11 @@ def unit_of(unit: str, values: Sequence[float]) -> tuple[float, str]:
     return unit_of_energies(values) if unit == "J" else (1.0, unit)
 
 
-def words_of(stat: Stat, scale: float, unit: str) -> str:
+def words_of(stat: Stat, scale: float, unit: str, show: Callable[[float], str] = digits) -> str:
+    """`81.2 ms (80.1–83.0)`."""
     scaled = Stat(stat.value / scale, stat.low / scale, stat.high / scale, stat.count)
-    spread = between(scaled) if unit == "times" else between(scaled, digits)
-    return f"{digits(scaled.value)} {unit}" + (f" ({spread})" if spread else "")
+    spread = between(scaled, show)
+    return f"{show(scaled.value)} {unit}" + (f" ({spread})" if spread else "")
 
 
 def runs_of(point: Point) -> str:

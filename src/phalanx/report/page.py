@@ -15,7 +15,7 @@ from .html import attribute, json_for_script, short, text
 from .model import Analysis, Forecast, Group, Line, Point, Stat
 from .page_charts import Drawing
 from .palette import LIGHT, Look, looks
-from .text import count, digits, percent, time
+from .text import count, digits, percent, ratio, time
 from .verdict import verdict
 
 _MOST_DRAWN = 12  # groups with plots: a report of hundreds of workloads has tables for the others
@@ -110,7 +110,7 @@ def _headline(line: Line) -> list[tuple[str, str]]:
     where = f"at {point.size.text}"
     if len(line.points) > 1 and point.speedup and point.efficiency:
         found = [
-            (f"speedup {where}", f"{digits(point.speedup.value)}×"),
+            (f"speedup {where}", f"{ratio(point.speedup.value)}×"),
             ("efficiency", percent(point.efficiency.value)),
         ]
         return [*found, *_times(point, "")[:1]]

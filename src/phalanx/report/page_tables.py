@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from .axis import amount
+from .chart_rows import near_one
 from .html import Cell, Column, table, text
 from .model import Analysis, Forecast, Group, Input, Line, Point, Size, Stat
-from .text import between, digits, percent, unit_of_energies, unit_of_times
+from .text import between, digits, percent, ratio, unit_of_energies, unit_of_times
 
 _FEW = 10  # reasons shown of one input
 
@@ -94,7 +95,8 @@ def _figure(stat: Stat | None, factor: float, unit: str) -> Cell:
     if unit == "%":
         return _cell(stat, percent(stat.value).rstrip("%"), between(stat, percent).rstrip("%"))
     scaled = Stat(stat.value / factor, stat.low / factor, stat.high / factor, stat.count)
-    return _cell(stat, digits(scaled.value), between(scaled, digits) if unit else between(scaled))
+    show = digits if unit else ratio
+    return _cell(stat, show(scaled.value), between(scaled, show))
 
 
 def _cell(stat: Stat, shown: str, spread: str) -> Cell:
@@ -116,7 +118,7 @@ def comparisons(group: Group) -> str:
             Cell(text(item.label, 60)),
             Cell(text(item.against, 60)),
             _size(item.size, group.axis),
-            _cell(item.ratio, f"{item.ratio.value:.3f}", _near(item.ratio)),
+            _cell(item.ratio, near_one(item.ratio.value), between(item.ratio, near_one)),
             Cell(str(item.ratio.count), item.ratio.count),
             Cell(f"{html.escape(item.of)} time"),
         ]
@@ -125,11 +127,6 @@ def comparisons(group: Group) -> str:
     return table(
         "Time relative to the hand-written script's. Small figures: the middle 95% of a bootstrap.", columns, rows
     )
-
-
-def _near(stat: Stat) -> str:
-    """A spread about one, where three digits say too little."""
-    return f"{stat.low:.3f}–{stat.high:.3f}" if stat.count > 1 and stat.low < stat.high else ""
 
 
 def terms(line: Line, forecast: Forecast) -> str:
