@@ -8,6 +8,7 @@ from pathlib import Path
 from ..errors import UsageError
 from . import run, submit
 from .launch import OPTIONS
+from .options import scan
 
 HELP = """\
 usage: phalanx allreduce [--max-mib N] [--submit] [options] [KEY=VALUE]...
@@ -18,6 +19,7 @@ same launcher, backend, nodes and ranks.
 
       --max-mib N        the largest, in MiB; about the size of your model's gradients
       --submit           as a Slurm job, with the options of phalanx submit
+      --preview          only print the job's script
 
 {options}
 
@@ -38,6 +40,9 @@ def main(argv: Sequence[str]) -> int:
     most = _take(words, "--max-mib") or _LARGEST
     if not (most.isascii() and most.isdecimal() and int(most) >= 1):
         raise UsageError(f"--max-mib {most!r}: expected a number of MiB from 1")
+    scanned = scan(words, script=False, flags=("submit", "preview", "wait", "yes", "force", "local"), valued=("jobid",))
+    if "preview" in scanned.flags:
+        words.append("--submit")
     start = submit.main if "--submit" in words else run.main
     return start([*(word for word in words if word != "--submit"), "--", str(SCRIPT), most])
 

@@ -58,7 +58,7 @@ def links_of(benchmarks: Sequence[RunData], runs: Sequence[RunData]) -> Links | 
         return None
     message = min(total, _MESSAGE)
     number = total / message
-    latencies = np.array([run.allreduce[np.argmin(run.allreduce[:, 0]), 1] for run in fitting])
+    latencies = np.array([run.allreduce[:, 1].min() for run in fitting])
     whole = np.array([_seconds(run.allreduce, message) for run in fitting])
     rounds = np.array([doublings(run.size) for run in fitting])
     each = solve(rounds / latencies[:, None], np.ones((len(fitting), 1)))[:, 0]  # relative errors count

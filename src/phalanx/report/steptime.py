@@ -222,10 +222,13 @@ def _by_points(steps: Steps) -> Model:
     if determined(table[:, apart]):
         return _made(steps, times, [apart], "fitted")
     both = [*times, *windows]
-    if windows and determined(np.array([item.row for item in both])[:, used]):
-        return _made(steps, both, [used], "profile")
+    rows = np.array([item.row for item in both])
+    without = [column for column in used if column != 1]  # latency within a node: in that between nodes, if need be
+    for columns in (used, without if 2 in used else used):
+        if windows and determined(rows[:, columns]):
+            return _made(steps, both, [columns], "profile")
     either = [[column for column in used if column in kept] for kept in ((0, 1, 2), (0, 3, 4))]
-    if windows and all(determined(np.array([item.row for item in both])[:, columns]) for columns in either):
+    if windows and all(determined(rows[:, columns]) for columns in either):
         return _warned(
             _made(steps, both, either, "profile"),
             "latency and transfer of the all-reduce can't be told apart at these sizes: the forecast lies between all "

@@ -14,12 +14,13 @@ import torch
 import torch.distributed as dist
 
 import phalanx
-from phalanx.errors import UsageError
+from phalanx.errors import PlanError, UsageError
 from phalanx.records import AllReduce
 
 SMALLEST = 1 << 10  # bytes
 SECONDS = 0.5  # for each size, about
 _MOST, _LEAST = 200, 5  # repeats
+_LONG = 0.005  # seconds that a repeat should last: quick ones are timed several at a time, as training starts them
 
 
 def sizes(most: int) -> Iterator[int]:
@@ -31,23 +32,45 @@ def sizes(most: int) -> Iterator[int]:
 
 
 def measure(run: phalanx.Run, size: int) -> AllReduce:
-    """The median over repeats of the slowest rank's time."""
+    """The median over repeats of the slowest rank's time for one."""
     tensor = torch.zeros(size // 4, device=run.device)
-    first = max(_once(run, tensor) for _ in range(2))
-    repeats = int(run.broadcast(max(_LEAST, min(_MOST, int(SECONDS / first)))))
-    times = torch.tensor([_once(run, tensor) for _ in range(repeats)])
+    _check(run, tensor)
+    first = min(_times(run, tensor, 1) for _ in range(2))
+    number = int(run.broadcast(max(1, round(_LONG / first))))
+    repeats = int(run.broadcast(max(_LEAST, min(_MOST, int(SECONDS / first / number)))))
+    times = torch.tensor([_times(run, tensor, number) for _ in range(repeats)], dtype=torch.float64)
     slowest = run.reduce(times, op="max").tolist()
-    return AllReduce(bytes=size, seconds=statistics.median(slowest), repeats=repeats, backend=dist.get_backend())
+    return AllReduce(bytes=size, seconds=statistics.median(slowest), repeats=repeats, backend=_backend(run))
 
 
-def _once(run: phalanx.Run, tensor: torch.Tensor) -> float:
+def _check(run: phalanx.Run, tensor: torch.Tensor) -> None:
+    """Of links that lose or change data, times mean nothing. The first call also connects."""
+    dist.all_reduce(tensor.fill_(1))
+    low, high = tensor.min().item(), tensor.max().item()
+    if (low, high) != (run.world_size, run.world_size):
+        raise PlanError(
+            f"an all-reduce of ones over {run.world_size} ranks gave {low:g} to {high:g}: the collective library or a "
+            "link is broken"
+        )
+    tensor.zero_()
+
+
+def _backend(run: phalanx.Run) -> str:
+    """What serves the device, of a group that has several: `nccl`."""
+    assert dist.group.WORLD is not None
+    return str(dist.group.WORLD._get_backend(run.device).name())
+
+
+def _times(run: phalanx.Run, tensor: torch.Tensor, number: int) -> float:
+    """Seconds for one of `number` all-reduces, one after the other."""
     _settle(run)
     dist.barrier()
     _settle(run)
     begin = time.perf_counter()
-    dist.all_reduce(tensor)
+    for _ in range(number):
+        dist.all_reduce(tensor)
     _settle(run)
-    return time.perf_counter() - begin
+    return (time.perf_counter() - begin) / number
 
 
 def _settle(run: phalanx.Run) -> None:
