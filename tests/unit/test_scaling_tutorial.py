@@ -217,8 +217,8 @@ BY_HAND = "{0}_trainer.py -c config/base.yaml -c config/{0}.yaml".format
 def test_runall_submits_the_script_and_the_one_by_hand_for_each_strategy(jobs):
     strategies = ("ddp", "horovod", "deepspeed")
     assert jobs("-c", "slurm_config.yaml", "--mode", "runall") == [
-        *((f"scaling-phalanx-{name}-1x2", WITH(name)) for name in strategies),
-        *((f"scaling-baseline-{name}-1x2", BY_HAND(name)) for name in strategies),
+        *((f"scaling-phalanx-{name}-2x1", WITH(name)) for name in strategies),
+        *((f"scaling-baseline-{name}-2x1", BY_HAND(name)) for name in strategies),
     ]
 
 
@@ -231,8 +231,8 @@ def test_the_file_or_an_option_chooses_the_script(jobs):
     assert jobs("--trainer", "baseline", "--job-name", "mine") == [("mine-baseline", BY_HAND("ddp"))]
     sizes = ("--mode", "scaling-test", "--strategies", "ddp", "--scalability-nodes", "1,4", "--trainer", "both")
     assert jobs(*config, *sizes) == [
-        *((f"scaling-phalanx-ddp-{nodes}x2", WITH("ddp")) for nodes in (1, 4)),
-        *((f"scaling-baseline-ddp-{nodes}x2", BY_HAND("ddp")) for nodes in (1, 4)),
+        *((f"scaling-phalanx-ddp-{nodes}x1", WITH("ddp")) for nodes in (1, 4)),
+        *((f"scaling-baseline-ddp-{nodes}x1", BY_HAND("ddp")) for nodes in (1, 4)),
     ]
 
 
