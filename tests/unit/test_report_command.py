@@ -76,6 +76,7 @@ def test_nan_and_empty_inputs_are_named_and_the_order_is_numeric(here, capsys):
     assert "empty.csv" in err
     assert "times.csv" in err
     assert "warning" in err
+    assert "warm-up is in its times" in err
 
 
 def test_nothing_but_nan_is_an_error_and_leaves_no_files(here, capsys):

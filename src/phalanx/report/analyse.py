@@ -13,6 +13,7 @@ from .groups import Workload, by_workload, difference
 from .measure import Left, Measured, Options, few_epochs
 from .model import Analysis, Comparison, Forecast, Group, Input, Line, RunData, Size
 from .stats import Sample, exactly
+from .summary import WARM_UP_IS_IN
 from .verdict import growth, verdict
 
 __all__ = ["Options", "analyse"]
@@ -106,7 +107,7 @@ def _title(workload: Workload) -> str:
     if work.dataset and not workload.weak:
         parts.append(f"{work.dataset:,} samples an epoch")
     parts += [part for part in (work.precision, workload.device) if part]
-    return ", ".join(workload.names) + (f": {', '.join(parts)}" if parts else "")
+    return f"{', '.join(workload.names)}: {', '.join(parts) or 'workload not recorded'}"
 
 
 def _notes(lines: Sequence[Line], workload: Workload) -> list[str]:
@@ -127,7 +128,7 @@ def _measured(
     raw = options.warmup_epochs > 0 and few_epochs(runs, options.warmup_epochs) and not any(len(r.steps) for r in runs)
     if raw and any(len(run.epochs) for run in runs):
         warnings.append(
-            f"{runs[0].label}: its runs have no epoch after warm-up, so that warm-up is in its times: run more epochs"
+            f"{runs[0].label}: its runs have no epoch after warm-up, so that {WARM_UP_IS_IN}: run more epochs"
         )
     sizes = sorted({run.size for run in runs}, key=lambda size: _order(size, axis))
     found = {size: Measured([run for run in runs if run.size == size], options, raw, left) for size in sizes}

@@ -72,7 +72,10 @@ def _check_usable(runs: Sequence[RunData], looked_at: Sequence[Input], words: Se
             f"no runs in {where}: expected run directories (phalanx run makes them), or CSV files with the columns "
             "name, nodes, epoch_id and time"
         )
-    raise DataError(f"nothing in {where} can be used for a report:\n{_reasons(looked_at)}")
+    raise DataError(
+        f"nothing in {where} can be used for a report; expected at least one run with a whole epoch or a few steps:\n"
+        f"{_reasons(looked_at)}"
+    )
 
 
 def _check_measured(analysis: Analysis, options: Options) -> None:

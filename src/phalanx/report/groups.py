@@ -50,8 +50,9 @@ def by_workload(runs: Sequence[RunData]) -> list[Workload]:
     for run in (run for run in runs if not _is_known(run)):
         fitting = [group for group in groups if _fits(run, group)]
         if len(fitting) == 1:
+            told = _is_known(fitting[0].runs[0])
             fitting[0].runs.append(run)
-            if not _says(run):
+            if told and not _says(run):
                 fitting[0].notes.append(
                     f"{run.work.name} doesn't record what it trains: that it is the same is taken for granted"
                 )

@@ -10,6 +10,7 @@ from .text import between, count, digits, percent, ratio, time, unit_of_energies
 from .verdict import verdict
 
 _INPUTS = 10  # that are listed in words; inputs.csv has all
+WARM_UP_IS_IN = "warm-up is in its times"
 _OF = {"epoch": "epoch times", "sample": "times a sample, in steps", "step": "step times"}
 
 
@@ -197,6 +198,8 @@ def basis(analysis: Analysis) -> str:
         if analysis.warmup_epochs
         else "raw: no warm-up epoch left out"
     )
+    if any(WARM_UP_IS_IN in warning for warning in analysis.warnings):
+        warm += ", but where a warning says otherwise"
     return f"Epochs: {warm}. Ranges are the middle 95% of a bootstrap over runs, and over epochs or steps within each."
 
 
