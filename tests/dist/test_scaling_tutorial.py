@@ -59,7 +59,7 @@ def rank(script: str, folder: str, options: list[str]) -> str:
     return said.getvalue()
 
 
-def train(script: str, strategy: str, world_size: int, folder: Path) -> list[str]:
+def train(script: str, strategy: str, world_size: int, folder: Path, *more: str) -> list[str]:
     name, _, stage = strategy.partition("-")
     config = tutorial.FOLDER / "config"
     options = ["-c", str(config / "base.yaml"), "-c", str(config / f"{name if name != 'single' else 'ddp'}.yaml")]
@@ -68,7 +68,7 @@ def train(script: str, strategy: str, world_size: int, folder: Path) -> list[str
         "batch-size": GLOBAL_BATCH // world_size, "rnd-seed": SEED, "lr": RATE, "momentum": MOMENTUM, "log-int": 1,
         **({"zero-stage": stage} if stage else {}),
     }  # fmt: skip
-    options += ["--synthetic", *(f"--{key}={value}" for key, value in values.items())]
+    options += ["--synthetic", *(f"--{key}={value}" for key, value in values.items()), *more]
     environ = environ_for(name, world_size)
     return run_ranks(rank, world_size, script, str(tutorial.FOLDER), options, folder=folder, env=environ)
 
@@ -108,3 +108,14 @@ def test_all_scripts_train_the_same(script: str, strategy: str, world_size: int,
     # What the report compares, so that baselines stand on the curve of the script with Phalanx.
     told = (work.parameters, work.batch_size, work.dataset, work.precision, work.accumulate)
     assert told == (parameters, GLOBAL_BATCH // world_size, COUNT, "fp32", 1)
+
+
+@pytest.mark.parametrize(
+    "script", [pytest.param(name, marks=needs("horovod")) for name in ("train.py", "horovod_trainer.py")]
+)
+def test_horovods_options_reach_it(script: str, tmp_path: Path) -> None:
+    """Gradients with 11 bits: close to the others, and not the same."""
+    options = ("--fp16-allreduce", "--gradient-predivide-factor=2")
+    (*_, last) = tutorial.losses(train(script, "horovod", 2, tmp_path, *options)[0])
+    assert last == pytest.approx(expected(), abs=2e-3)
+    assert last != pytest.approx(expected(), abs=2e-6)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import runpy
 import sys
 
 import pytest
@@ -234,6 +235,42 @@ def test_the_file_or_an_option_chooses_the_script(jobs):
         *((f"scaling-phalanx-ddp-{nodes}x1", WITH("ddp")) for nodes in (1, 4)),
         *((f"scaling-baseline-ddp-{nodes}x1", BY_HAND("ddp")) for nodes in (1, 4)),
     ]
+
+
+ITWINAIS = """\
+num_nodes: 1
+num_tasks_per_node: 1
+gpus_per_node: 4
+cpus_per_gpu: 4
+mode: single
+dist_strat: horovod
+itwinai_trainer: false
+account: intertwin
+time: 00:10:00
+partition: develbooster
+std_out: job_logs/${dist_strat}-${num_nodes}x${gpus_per_node}.out
+err_out: job_logs/${dist_strat}-${num_nodes}x${gpus_per_node}.err
+job_name: tutorial-${dist_strat}-job
+python_venv: ../.venv
+"""
+
+
+def test_a_job_file_of_itwinais_tutorial_works(jobs, tmp_path):
+    (tmp_path / "theirs.yaml").write_text(ITWINAIS)
+    config = ("-c", str(tmp_path / "theirs.yaml"))
+    assert jobs(*config) == [("tutorial-horovod-job-baseline", BY_HAND("horovod"))]
+    assert jobs(*config, "--itwinai-trainer") == [("tutorial-horovod-job-phalanx", WITH("horovod"))]
+
+
+def test_without_a_job_file_there_are_jobs_too(jobs):
+    assert [command for _, command in jobs("--mode", "runall", "--strategies", "ddp")] == [WITH("ddp"), BY_HAND("ddp")]
+
+
+def test_a_wrong_setting_ends_in_words_and_not_in_a_traceback(jobs, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["slurm.py", "--mode", "sungle"])
+    with tutorial.modules(), pytest.raises(SystemExit) as error:
+        runpy.run_path("slurm.py", run_name="__main__")
+    assert str(error.value).startswith("slurm.py: mode = 'sungle' (command line): expected one of single, runall")
 
 
 def test_no_command_of_the_readme_is_in_a_section_that_is_not_run():
