@@ -41,6 +41,7 @@ def render(analysis: Analysis) -> str:
         title=_plain(analysis.title),
         css=_asset("page.css"),
         lead=_lead(analysis),
+        kind=' class="large"' if len(analysis.groups) > 3 or len(analysis.inputs) > 200 else "",
         nav=_nav(analysis),
         main="\n".join([_verdicts(analysis, own), _warnings(analysis), *sections, _inputs(analysis)]),
         foot=_foot(analysis),

@@ -189,7 +189,10 @@
   }
 
   const divs = [...document.querySelectorAll("[data-chart]")];
-  const drawRest = () => divs.filter((div) => !drawn.has(div)).forEach(draw);
+  const drawRest = () => {
+    document.body.classList.remove("large");
+    divs.filter((div) => !drawn.has(div)).forEach(draw);
+  };
   const queue = []; // one chart a task, so that clicks are answered between them
   function drawNext() {
     const div = queue.shift();
@@ -201,7 +204,7 @@
     const near = entries.filter((entry) => entry.isIntersecting).map((entry) => entry.target);
     near.forEach((div) => seen.unobserve(div));
     if (queue.push(...near) === near.length) setTimeout(drawNext);
-  }, { rootMargin: "300px" });
+  }, { rootMargin: "150px" });
 
   // --- tables
 
