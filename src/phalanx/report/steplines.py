@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
@@ -68,27 +67,35 @@ def parse_lines(data: bytes, rank: int, attempt: int) -> Lines:
 
 def _is_sound(record: Record) -> bool:
     """Whether its values are what they are said to be: files on a broken disk can hold anything."""
-    return all(_KINDS[kind](getattr(record, name)) for name, kind in _FIELDS[type(record)])
+    values = vars(record)
+    return all(fits(values[name]) for name, fits in _CHECKS[type(record)])
 
 
 def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
+    return type(value) is int and 0 <= value < 2**63
+
+
+def _is_count_or_none(value: object) -> bool:
+    return value is None or _is_count(value)
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    return type(value) is float or type(value) is int
 
 
-_KINDS: dict[str, Callable[[object], bool]] = {
-    "int": _is_count,
-    "int | None": lambda value: value is None or _is_count(value),
-    "float": lambda value: _is_number(value) and not math.isinf(value),  # type: ignore[arg-type]
-    "step's": _is_number,  # floats of steps, whose times are looked at one by one
-    "str": lambda value: isinstance(value, str),
-}
-_FIELDS = {
+def _is_bounded(value: object) -> bool:
+    return (type(value) is float or type(value) is int) and abs(value) != math.inf
+
+
+def _is_text(value: object) -> bool:
+    return type(value) is str
+
+
+_KINDS = {"int": _is_count, "int | None": _is_count_or_none, "float": _is_bounded, "str": _is_text}
+_CHECKS = {
     cls: [
-        (item.name, "step's" if cls is Step and item.type == "float" else str(item.type))
+        # The times of steps are looked at one by one.
+        (item.name, _is_number if cls is Step and item.type == "float" else _KINDS[str(item.type)])
         for item in fields(cls)
         if item.type in _KINDS and item.name not in ("rank", "attempt")
     ]
