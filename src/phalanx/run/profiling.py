@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from typing import Any
 
@@ -66,6 +67,8 @@ class Window:
     def _start(self, step: int) -> None:
         from torch.profiler import ProfilerActivity, profile
 
+        # Else CUDA's tracer stays attached after the window, and each launch of a kernel goes on taking longer.
+        os.environ.setdefault("TEARDOWN_CUPTI", "1")
         kinds = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (self._device.type == "cuda")
         self._profiler = profile(activities=kinds)
         self._profiler.__enter__()
