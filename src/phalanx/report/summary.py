@@ -1,4 +1,4 @@
-"""The report in words: on the terminal, and as summary.md."""
+"""The report in words, on the terminal; what its tables show."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .model import Analysis, Comparison, Forecast, Group, Input, Line, Point, Stat
-from .text import between, count, digits, percent, ratio, time, unit_of_energies, unit_of_times
+from .text import between, count, digits, percent, ratio, unit_of_energies, unit_of_times
 from .verdict import verdict
 
 _INPUTS = 10  # that are listed in words; inputs.csv has all
 WARM_UP_IS_IN = "warm-up is in its times"
-_OF = {"epoch": "epoch times", "sample": "times a sample, in steps", "step": "step times"}
+OF = {"epoch": "epoch times", "sample": "times a sample, in steps", "step": "step times"}
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def _of_forecast(forecast: Forecast | None) -> list[str]:
 def _against(line: Line) -> str:
     if len(line.points) < 2:
         return ""
-    return f"; speedup of {_OF.get(line.of, line.of)} against {line.base.text}"
+    return f"; speedup of {OF.get(line.of, line.of)} against {line.base.text}"
 
 
 def _fitting(found: list[Column], width: int) -> list[Column]:
@@ -158,19 +158,19 @@ def _compared(items: Sequence[Comparison]) -> str:
     first = items[0]
     shown = [
         Column("size", tuple(item.size.text for item in items), 0),
-        Column("ratio", tuple(_three(item.ratio.value) for item in items), 0),
-        Column("95%", tuple(between(item.ratio, _three) for item in items), 0),
-        Column("", tuple(_how(item) for item in items), 0),
+        Column("ratio", tuple(three(item.ratio.value) for item in items), 0),
+        Column("95%", tuple(between(item.ratio, three) for item in items), 0),
+        Column("", tuple(how(item) for item in items), 0),
     ]
-    return "\n".join([f"{first.label} beside {first.against}: time of {_a(first.of)}", *_aligned(shown)])
+    return "\n".join([f"{first.label} beside {first.against}: time of {a_or_an(first.of)}", *_aligned(shown)])
 
 
-def _how(item: Comparison) -> str:
+def how(item: Comparison) -> str:
     more = (item.ratio.value - 1) * 100
     return f"{abs(more):.1f}% {'longer' if more > 0 else 'shorter'}" if abs(more) >= 0.05 else "as long"
 
 
-def _a(of: str) -> str:
+def a_or_an(of: str) -> str:
     return f"{'an' if of == 'epoch' else 'a'} {of}"
 
 
@@ -179,15 +179,7 @@ def _several(number: int, what: str) -> str:
     return what if number == 1 else count(number, what)
 
 
-def _comparison(item: Comparison) -> str:
-    spread = f", 95%: {between(item.ratio, _three)}" if item.ratio.count > 1 else ", a single value each"
-    return (
-        f"{item.label} beside {item.against}, {item.size.text}: {_a(item.of)} takes {_how(item)} "
-        f"({item.ratio.value:.3f} times{spread})."
-    )
-
-
-def _three(value: float) -> str:
+def three(value: float) -> str:
     return f"{value:.3f}"
 
 
@@ -216,80 +208,3 @@ def _reasons(item: Input) -> list[str]:
     """Why something was left out, and notes; warm-up and profiled windows aside: that is as it should be."""
     expected = ("warm-up", "profiled")
     return [reason for reason in (*item.left_out, *item.notes) if not any(word in reason for word in expected)]
-
-
-# --- summary.md
-
-
-def markdown(analysis: Analysis) -> str:
-    """The report as a page of text; plots lie beside it."""
-    parts = [f"# {analysis.title}", *(_markdown_group(group, analysis) for group in analysis.groups)]
-    if analysis.warnings:
-        parts.append("## Warnings\n\n" + "\n".join(f"- {warning}" for warning in analysis.warnings))
-    parts += [_markdown_inputs(analysis), f"## How it was computed\n\n{basis(analysis)}"]
-    return "\n\n".join(parts) + "\n"
-
-
-def _markdown_group(group: Group, analysis: Analysis) -> str:
-    parts = [f"## {group.title}"]
-    for line in group.lines:
-        parts.append(f"### {line.label}, {line.scaling} scaling")
-        parts += [] if line.baseline else [line.verdict or verdict(line, analysis.efficiency_wanted)]
-        parts.append(_markdown_table(columns(line.points, line.scaling)))
-        if len(line.points) > 1:
-            parts.append(f"Speedup and efficiency are of {_OF.get(line.of, line.of)}, against {line.base.text}.")
-        costs = _markdown_costs(line, analysis)
-        parts += [costs] if costs else []
-        parts += [_markdown_forecast(line.forecast)] if line.forecast and not line.baseline else []
-    if group.comparisons:
-        parts.append("### With Phalanx and by hand\n\n" + "\n".join(f"- {_comparison(c)}" for c in group.comparisons))
-    if group.notes:
-        parts.append("\n".join(f"- {note}" for note in group.notes))
-    return "\n\n".join(parts)
-
-
-def _markdown_table(found: Sequence[Column]) -> str:
-    head = "| " + " | ".join(column.title for column in found) + " |"
-    rule = "|---|" + "---:|" * (len(found) - 1)
-    rows = ["| " + " | ".join(cells) + " |" for cells in zip(*(column.cells for column in found), strict=True)]
-    return "\n".join([head, rule, *rows])
-
-
-def _markdown_costs(line: Line, analysis: Analysis) -> str:
-    rows = [
-        f"- {point.size.text}: {time(point.seconds_to_epochs.value)}"
-        + (f", {digits(point.device_hours.value)} device-hours" if point.device_hours else "")
-        for point in line.points
-        if point.seconds_to_epochs
-    ]
-    return f"To {analysis.epochs_wanted} epochs:\n\n" + "\n".join(rows) if rows else ""
-
-
-def _markdown_forecast(forecast: Forecast) -> str:
-    if forecast.refused:
-        return f"No forecast: {forecast.refused}"
-    terms = [
-        f"- {term.name}: {digits(term.value)} {term.unit} ({term.source}"
-        + (f", ± {digits(term.high_error)}" if term.high_error is not None else "")
-        + ")"
-        for term in forecast.terms
-    ]
-    curve = [
-        f"| {nodes} | {ranks} | {time(seconds)} | {time(low)} to {time(high)} | {percent(efficiency)} |"
-        for nodes, ranks, seconds, low, high, efficiency in forecast.curve
-    ]
-    table = "\n".join(["| nodes | ranks | step | band | efficiency |", "|---:|---:|---:|---:|---:|", *curve])
-    error = f"; at the measured sizes it is off by {percent(forecast.error)}" if forecast.error is not None else ""
-    warnings = [f"- warning: {warning}" for warning in forecast.warnings]
-    return "\n\n".join(part for part in (f"Forecast{error}:", "\n".join(terms), table, "\n".join(warnings)) if part)
-
-
-def _markdown_inputs(analysis: Analysis) -> str:
-    lines = ["## Inputs", ""]
-    for item in analysis.inputs[:200]:
-        left = f"; left out: {'; '.join(item.left_out)}" if item.left_out else ""
-        notes = f"; note: {'; '.join(item.notes)}" if item.notes else ""
-        lines.append(f"- `{item.path}` ({item.kind}): {item.used or 'nothing used'}{left}{notes}")
-    if len(analysis.inputs) > 200:
-        lines.append(f"- … and {len(analysis.inputs) - 200} more, see inputs.csv")
-    return "\n".join(lines)

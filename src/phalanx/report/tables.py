@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from .markdown import markdown
 from .model import Analysis, Group, Line, Point, RunData, Stat
-from .summary import markdown
 
 _UNITS = {
     "epoch": "epoch_s",
@@ -176,8 +176,9 @@ def _forecast(group: Group, line: Line) -> Iterable[dict[str, Any]]:
             "label": line.label,
             "nodes": nodes,
             "ranks": ranks,
-            "step_s": seconds,
-            "step_s_low": low,
-            "step_s_high": high,
+            "of": forecast.of if forecast else "",
+            "time_s": seconds,
+            "time_s_low": low,
+            "time_s_high": high,
             "efficiency": efficiency,
         }
