@@ -7,16 +7,18 @@ import json
 import math
 import re
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from phalanx.report import page
 from phalanx.report.charts import charts_of
 from phalanx.report.html import json_for_script, short, text
 from phalanx.report.model import Input, Line, Point, Size, Stat
-from phalanx.report.palette import BACKGROUND, DARK, LIGHT, contrast, looks
+from phalanx.report.palette import BACKGROUND, DARK, LIGHT, PARTS, contrast, looks
 from tests import report_fixture as fixture
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -157,6 +159,33 @@ def test_colours_can_be_told_from_their_background() -> None:
     assert contrast("#ffffff", "#000000") == pytest.approx(21)
     assert min(contrast(colour, BACKGROUND["light"]) for colour in LIGHT) >= 3
     assert min(contrast(colour, BACKGROUND["dark"]) for colour in DARK) >= 3
+
+
+# What dichromats see, of linear RGB: Machado, Oliveira and Fernandes (2009), severity 1.
+SEEN = {
+    "all": ((1, 0, 0), (0, 1, 0), (0, 0, 1)),
+    "protanopia": ((0.152286, 1.052583, -0.204868), (0.114503, 0.786281, 0.099216), (-0.003882, -0.048116, 1.051998)),
+    "deuteranopia": ((0.367322, 0.860646, -0.227968), (0.280085, 0.672501, 0.047413), (-0.01182, 0.04294, 0.968881)),
+    "tritanopia": ((1.255528, -0.076749, -0.178779), (-0.078411, 0.930809, 0.147602), (0.004733, 0.691367, 0.3039)),
+}
+
+
+def lab(colour: str, seen: tuple[tuple[float, ...], ...]) -> Any:
+    """CIE L*a*b* of a colour as it is seen, under D65."""
+    srgb = np.array([int(colour[start : start + 2], 16) / 255 for start in (1, 3, 5)])
+    linear = np.where(srgb <= 0.04045, srgb / 12.92, ((srgb + 0.055) / 1.055) ** 2.4)
+    to_xyz = ((0.4124564, 0.3575761, 0.1804375), (0.2126729, 0.7151522, 0.072175), (0.0193339, 0.119192, 0.9503041))
+    x, y, z = np.cbrt(np.array(to_xyz) @ np.clip(np.array(seen) @ linear, 0, 1) / np.array([0.95047, 1, 1.08883]))
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+@pytest.mark.parametrize("seen", SEEN)
+@pytest.mark.parametrize("palette", [LIGHT, DARK], ids=["light", "dark"])
+def test_colour_blind_readers_tell_curves_apart(palette: tuple[str, ...], seen: str) -> None:
+    """A difference of 2 can be seen side by side; 15 is clear at once. Parts of a step lie side by side."""
+    for one, other in [*combinations(range(len(palette) - 1), 2), *combinations(PARTS.values(), 2)]:
+        difference = np.linalg.norm(lab(palette[one], SEEN[seen]) - lab(palette[other], SEEN[seen]))
+        assert difference > 15, (palette[one], palette[other])
 
 
 def test_a_baseline_looks_like_its_strategy_but_hollow() -> None:

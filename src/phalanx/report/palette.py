@@ -1,5 +1,5 @@
-"""How curves look, on the page and in plots alike: colours that colour-blind readers tell apart (after Okabe and Ito,
-with a contrast of 3 and more on their background), and a marker each, so that colour alone says nothing."""
+"""How curves look, on the page and in plots alike: colours that colour-blind readers tell apart by their lightness too,
+with a contrast of 3 and more on their background, and a marker each, so that colour alone says nothing."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from .model import Group
 
 BASELINE = " (baseline)"
-LIGHT = ("#0072b2", "#d55e00", "#00805e", "#a8478a", "#8a6d00", "#5b56d6", "#5f6b76")
-DARK = ("#56b4e9", "#ff8f4a", "#3fd0a4", "#e69fcb", "#f0d060", "#aab2ff", "#b0bac4")
+# Blue and vermilion are Okabe and Ito's. The last is a grey, for what is no curve.
+LIGHT = ("#0072b2", "#d55e00", "#00553f", "#cf6aa6", "#3a1a86", "#6b3a00", "#5f6b76")
+DARK = ("#56b4e9", "#ff8f4a", "#b8f5d8", "#ff4f9a", "#9d7bff", "#ffe14d", "#b0bac4")
+_CURVES = len(LIGHT) - 1
 MARKERS = ("circle", "square", "diamond", "triangle-up", "cross", "star", "x")
 # Parts of a step: waiting, exposed communication, the rest, and what nobody measured.
-PARTS = {"wait": 4, "exposed": 1, "rest": 0, "unknown": 6}
+PARTS = {"wait": 5, "exposed": 1, "rest": 0, "unknown": 6}
 BACKGROUND = {"light": "#ffffff", "dark": "#161b22"}
 
 
@@ -33,8 +35,7 @@ def looks(groups: Sequence[Group]) -> dict[str, Look]:
     found = {}
     for label in labels:
         index = names.index(label.removesuffix(BASELINE))
-        marker = MARKERS[(index + index // len(LIGHT)) % len(MARKERS)]
-        found[label] = Look(index % len(LIGHT), marker, label.endswith(BASELINE))
+        found[label] = Look(index % _CURVES, MARKERS[index % len(MARKERS)], label.endswith(BASELINE))
     return found
 
 
