@@ -72,7 +72,8 @@ def test_nan_and_empty_inputs_are_named_and_the_order_is_numeric(here, capsys):
     (here / "m" / "empty.csv").write_text("")
     assert report("m") == 0
     assert [(row["nodes"], float(row["epoch_s"])) for row in points()] == [("1", 100), ("4", 30), ("16", 10)]
-    err = capsys.readouterr().err
+    out, err = capsys.readouterr()
+    assert "Read: 1 input of 2" in out
     assert "empty.csv" in err
     assert "times.csv" in err
     assert "warning" in err

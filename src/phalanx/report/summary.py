@@ -79,7 +79,7 @@ def terminal(analysis: Analysis, width: int) -> str:
         parts += [_terminal_line(line, group, analysis, width) for line in group.lines]
         parts += [_compared(items) for items in _by_pair(group.comparisons)]
         parts.append("\n".join(_wrapped(f"note: {note}", width) for note in group.notes))
-    parts.append(_wrapped(basis(analysis), width))
+    parts.append("\n".join(_wrapped(text, width) for text in (basis(analysis), _read(analysis))))
     return "\n\n".join(part for part in parts if part)
 
 
@@ -193,6 +193,13 @@ def basis(analysis: Analysis) -> str:
     if any(WARM_UP_IS_IN in warning for warning in analysis.warnings):
         warm += ", but where a warning says otherwise"
     return f"Epochs: {warm}. Ranges are the middle 95% of a bootstrap over runs, and over epochs or steps within each."
+
+
+def _read(analysis: Analysis) -> str:
+    used = sum(bool(item.used) for item in analysis.inputs)
+    return (
+        f"Read: {count(used, 'input')} of {len(analysis.inputs):,}; inputs.csv says what was used of each, and why not."
+    )
 
 
 def troubles(analysis: Analysis) -> list[str]:
