@@ -99,7 +99,7 @@ def dataset(args):
 
 def loader(args, images, sampler=None):
     """`batch_size` is per process. A sampler says which images are this process's; else Phalanx deals them out."""
-    return DataLoader(
+    made = DataLoader(
         images,
         batch_size=args.batch_size,
         shuffle=args.shuff if sampler is None else None,
@@ -110,3 +110,9 @@ def loader(args, images, sampler=None):
         pin_memory=torch.cuda.is_available(),
         drop_last=True,  # all batches alike, so that all steps take the same time
     )
+    if not len(made):
+        sys.exit(
+            f"batch_size={args.batch_size}: this process has {len(images if sampler is None else sampler)} images, not one batch; use more "
+            "images, or smaller batches"
+        )
+    return made

@@ -152,6 +152,16 @@ def test_data_that_is_not_there_is_refused(images, words, said):
     assert said in str(error.value)
 
 
+def test_too_few_images_for_a_batch_are_refused(images):
+    args, _ = parse("--data-dir", str(images), "--batch-size", "5")
+    with tutorial.modules("data") as (data,):
+        found, _ = data.dataset(args)
+        assert len(data.loader(args, found)) == 1  # of 9, the last 4 fill none
+        sampler = torch.utils.data.DistributedSampler(found, 2, 0, drop_last=True)
+        with pytest.raises(SystemExit, match="batch_size=5: this process has 4 images, not one batch"):
+            data.loader(args, found, sampler)
+
+
 def test_an_unknown_model_is_refused(capsys):
     with pytest.raises(SystemExit):
         parse("--model", "resnet15")
