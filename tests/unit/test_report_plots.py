@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from phalanx.report import plots
+from phalanx.report.model import Line, Point, Size, Stat
 from tests import report_fixture as fixture
 
 
@@ -54,18 +54,24 @@ def test_matplotlib_is_left_as_it_was(tmp_path: Path) -> None:
     import matplotlib
 
     before = dict(matplotlib.rcParams)
-    plots.write(fixture.analysis(fixture.refused()), tmp_path)
+    plots.write(fixture.analysis(fixture.one_point()), tmp_path)
     assert dict(matplotlib.rcParams) == before
 
 
 def test_hostile_names_are_drawn_and_named_safely(tmp_path: Path) -> None:
     """No warning of missing letters, no mathematics, no file outside the folder."""
-    analysis = fixture.analysis(
-        fixture.group("../../x/$y$", lines=fixture.hostile().groups[0].lines, comparisons=()), fixture.refused()
+    points = tuple(
+        Point(Size(n, n), 1, wait=Stat(0.1, 0.1, 0.1, 1), epoch=Stat(9 / n, 9 / n, 9 / n, 1)) for n in (1, 2)
     )
-    paths = plots.write(analysis, tmp_path / "out")
+    lines = tuple(Line(f"{name} $y$ $", "strong", Size(1, 1), points) for name in fixture.HOSTILE)
+    groups = [fixture.group(title, lines=lines, comparisons=()) for title in ("../../x/$y$", "\0/")]
+    paths = plots.write(fixture.analysis(*groups), tmp_path / "out")
     assert {path.parent for path in paths} == {tmp_path / "out"}
-    assert all(re.fullmatch(r"[12]-[A-Za-z0-9-]+-[a-z_]+\.(png|svg)", path.name) for path in paths)
+    assert {path.name for path in paths if path.suffix == ".png"} == {
+        "1-x-y-epoch_time.png",
+        "1-x-y-breakdown.png",
+        "2-workload-epoch_time.png",
+    }
 
 
 def test_the_same_numbers_make_the_same_files(tmp_path: Path) -> None:
