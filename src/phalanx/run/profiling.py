@@ -84,7 +84,7 @@ class Window:
         on_device = self._device.type == "cuda"
         compute, communication = spans_of(profiler.events(), on_device)
         at_once = beside(communication, compute)
-        known = communication or self._seen or on_device
+        known = self._seen or on_device  # control messages show anyhow
         self._writer.write(
             Profile(
                 step=self._first,
