@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -328,6 +329,49 @@ def test_the_band_holds_the_truth_nine_times_in_ten(noise: float, sizes: list[Si
                 inside.setdefault(nodes, []).append(low <= exact[nodes] <= high)
     assert {nodes: np.mean(found) >= 0.85 for nodes, found in inside.items()} == dict.fromkeys((1, 2, 4, 8, 16), True)
     assert np.mean([each for found in inside.values() for each in found]) >= 0.93
+
+
+def _around(size: Size) -> float:
+    """Messages from rank to rank all around: 16 pieces of 400 MB, 30 µs and 10 GB/s between nodes, 100 within."""
+    ranks = size.ranks or 1
+    return 2 * (ranks - 1) * 30e-6 * 16 + 2 * (ranks - 1) / ranks * 0.4 / (100 if size.nodes == 1 else 10)
+
+
+def _by_levels(size: Size) -> float:
+    """Within nodes, then between them."""
+    nodes = size.nodes
+    return 2 * 0.75 * 0.4 / 100 + 2 * (nodes - 1) / nodes * 0.4 / 10 + 2 * math.log2(nodes) * 50e-6 * 16
+
+
+def _by_trees(size: Size) -> float:
+    return 2 * 0.75 * 0.4 / 100 + (2 * 0.4 / 10 if size.nodes > 1 else 0) + 2 * math.log2(size.nodes) * 50e-6 * 16
+
+
+@pytest.mark.parametrize("overlap", [0.0, 0.2])
+@pytest.mark.parametrize("sizes", [on(1, 2, 4), on(1, 2, 4, 8)])
+@pytest.mark.parametrize(("algorithm", "most"), [(_around, 0.05), (_by_levels, 0.03), (_by_trees, 0.01)])
+def test_other_algorithms_than_the_models(
+    algorithm: Callable[[Size], float], most: float, sizes: list[Size], overlap: float
+) -> None:
+    """All-reduces as they really may go, of which `overlap` of the computing hides a part, and never the last tenth."""
+
+    def step(size: Size) -> float:
+        whole = algorithm(size)
+        return 0.3 + max(0.1 * whole, whole - overlap * 0.3)
+
+    found = forecast(line(sizes, [step(size) for size in sizes], noise=0.005), [], [], 0.5)
+    rows = {row[0]: row for row in found.curve}
+    for times in (2, 4):
+        nodes = times * sizes[-1].nodes
+        exact = step(Size(nodes, 4 * nodes))
+        assert rows[nodes][3] <= exact <= rows[nodes][4]
+        assert abs(rows[nodes][2] / exact - 1) <= most * (1 if times == 2 else 3)
+
+
+def test_times_that_grow_with_the_number_of_ranks_are_told() -> None:
+    sizes = on(1, 2, 4, 8, each=1)
+    found = forecast(line(sizes, [0.1 + 0.03 * size.nodes for size in sizes]), [], [], 0.2)
+    assert any("grow faster with the size than with its doublings" in warning for warning in found.warnings)
 
 
 # --- epochs alone

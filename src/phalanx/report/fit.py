@@ -41,6 +41,12 @@ class Fit:
         values = np.array([item.value for item in self.observations])
         return rows, values, np.array([item.sigma for item in self.observations])
 
+    @cached_property
+    def missed(self) -> float:
+        """The sum of squares of what the fit misses, in standard errors."""
+        rows, values, sigmas = self._table
+        return float((((rows @ self.weights - values) / sigmas) ** 2).sum())
+
     @property
     def spare(self) -> int:
         """Observations beyond those that the columns take up."""
@@ -58,9 +64,8 @@ class Fit:
         Observations that the fit misses by more than their spread are less sure than that.
         """
         rows, values, sigmas = self._table
-        missed = float((((rows @ self.weights - values) / sigmas) ** 2).sum())
         if self.spare > 0:
-            sigmas = sigmas * max(1.0, math.sqrt(missed / self.spare))
+            sigmas = sigmas * max(1.0, math.sqrt(self.missed / self.spare))
         noise = np.random.default_rng(0).normal(size=(len(values), _DRAWS))
         shaken = values[:, None] + sigmas[:, None] * noise
         return solve(rows / sigmas[:, None], shaken / sigmas[:, None])
@@ -89,7 +94,8 @@ class Model:
     """Times at sizes. With several fits nothing tells which is right: the value is their mean, the band spans all.
 
     `input` is added at all sizes: (seconds, low, high). `hidden` is what may come to a size's time at most, beyond the
-    fit. `share` is the work of a rank at a size, relative to the base's.
+    fit. `share` is the work of a rank at a size, relative to the base's. `others` are fits of another shape that the
+    times don't exclude: beyond the measured sizes the band reaches up to them.
     """
 
     of: str  # "step" or "epoch"
@@ -101,6 +107,7 @@ class Model:
     hidden: Callable[[Size], float] = lambda size: 0.0
     share: Callable[[Size], float] = lambda size: 1.0
     largest: int = 1  # ranks (or nodes) that were measured
+    others: tuple[Fit, ...] = ()
     network: bool = True  # whether anything was measured between nodes
 
     def at(self, size: Size) -> float:
@@ -113,7 +120,9 @@ class Model:
         wider = 1 + _PER_DOUBLING * beyond
         low = value - wider * max(0.0, value - self.input[1] - min(low for low, _ in bands))
         high = value + wider * max(0.0, max(high for _, high in bands) + self.input[2] - value)
-        return max(low, 0.0), high + (self.hidden(size) if beyond else 0.0)
+        if beyond:
+            high = max(high, *(self.input[0] + fit.at(size) for fit in self.others), 0.0) + self.hidden(size)
+        return max(low, 0.0), high
 
     def efficiency(self, size: Size, base: Size) -> float:
         """The work of a rank a second, relative to the base's."""

@@ -10,6 +10,7 @@ all-reduce benchmark its shape.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -22,6 +23,7 @@ from .text import count
 _LEAST = 0.01  # relative error that any time is taken to have: a run isn't another
 _SINGLE = 0.02  # of one observation, which shows no spread
 _POOR = 0.05  # relative error at its points of a model that another may be better than
+_EXCLUDED = 4.0  # by how much more a fit may miss, in standard errors squared, before the times exclude it
 _PROFILED = 0.1  # relative error of what a profiled window tells
 _COLUMNS = ("compute", "latency within", "latency between", "transfer within", "transfer between")
 _UNITS = ("ms", "ms x log2(ranks of a node)", "ms x log2(nodes)", "ms x 2(ranks-1)/ranks", "ms x 2(ranks-1)/ranks")
@@ -208,7 +210,7 @@ def _link_terms(links: Links) -> list[Term]:
 
 
 def _warned(model: Model, warning: str) -> Model:
-    return Model(**{**vars(model), "warnings": (*model.warnings, warning)})
+    return replace(model, warnings=(*model.warnings, warning))
 
 
 # --- with the sizes themselves, and profiled windows
@@ -265,7 +267,34 @@ def _made(steps: Steps, found: Sequence[Observation], choices: Sequence[Sequence
             for item in found
         )
         fits.append(Fit(_row(steps, columns), own))
-    return steps.model(fits, _terms(fits, choices, source), _hidden(steps))
+    model = steps.model(fits, _terms(fits, choices, source), _hidden(steps))
+    return _with_hops(model, steps, choices[0]) if source == "fitted" else model
+
+
+def _with_hops(model: Model, steps: Steps, columns: Sequence[int]) -> Model:
+    """Messages may also go from rank to rank all around, so that latency grows with their number: unless the times
+    exclude it, the forecast may be as high as that."""
+
+    def row(size: Size) -> list[float]:
+        whole = list(steps.row(size))
+        ranks = size.ranks or 1
+        whole[1:3] = (ranks - 1, 0) if steps.on_one_node else (ranks / size.nodes - 1, size.nodes - 1)
+        if steps.on_one_node:
+            whole[3] += whole[4]
+        return [whole[column] for column in columns]
+
+    own = model.fits[0]
+    around = Fit(row, tuple(replace(item, row=tuple(row(item.size))) for item in own.observations if item.size))
+    if around.missed > own.missed + _EXCLUDED:
+        return model
+    model = replace(model, others=(around,))
+    if own.missed > around.missed + _EXCLUDED:
+        return _warned(
+            model,
+            "times grow faster with the size than with its doublings: the band's upper end, where they grow with the "
+            "number of ranks, fits the sizes better",
+        )
+    return model
 
 
 def _row(steps: Steps, columns: Sequence[int]) -> Row:
