@@ -155,6 +155,15 @@ def test_gpus_of_one_kind_are_one_kind_whatever_their_index():
     assert len(analyse(runs, [], Options()).groups) == 1
 
 
+def test_one_curve_of_several_scripts_or_launchers_is_noted():
+    runs = [run(1, [9, 8, 8]), run(1, [9, 8, 8], launcher="srun"), run(2, [9, 4, 4], launcher="torchrun")]
+    runs[1] = replace(runs[1], work=replace(WORK, name="copy.py"))
+    runs[0] = replace(runs[0], launcher="torchrun")
+    (group,) = analyse(runs, [], Options()).groups
+    assert "ddp: runs of several scripts together: copy.py, train.py" in group.notes
+    assert "ddp on 1x1: runs of several launchers together: srun, torchrun" in group.notes
+
+
 def test_a_baseline_that_tells_nothing_joins_the_only_workload_with_a_note():
     hand = run(2, [9, 5, 5, 5], label="ddp (baseline)", work=Work("hand.py"), device=None)
     (group,) = analyse([run(2, [9, 6, 6, 6]), hand], [], Options()).groups

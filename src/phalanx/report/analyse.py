@@ -116,9 +116,20 @@ def _notes(lines: Sequence[Line], workload: Workload) -> list[str]:
         for line in lines
         if len(line.points) == 1
     ]
+    for line in lines:
+        own = [run for run in workload.runs if run.label == line.label]
+        notes += _unlike(line.label, "scripts", {run.work.name for run in own})
+        for point in line.points:
+            started = {run.launcher for run in own if run.size == point.size and run.launcher}
+            notes += _unlike(f"{line.label} on {point.size.text}", "launchers", started)
     if workload.weak:
         notes.append("weak scaling: the work grows with the size, so that the ideal is a constant time")
     return notes
+
+
+def _unlike(what: str, kind: str, names: set[str]) -> list[str]:
+    """Runs that count as repeats or as one curve, though they differ in what isn't the workload."""
+    return [f"{what}: runs of several {kind} together: {', '.join(sorted(names))}"] if len(names) > 1 else []
 
 
 def _measured(
