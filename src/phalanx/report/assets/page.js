@@ -176,7 +176,8 @@
   const short = (text, most) => (text.length <= most ? text : `${text.slice(0, most - 11)}…${text.slice(-10)}`);
 
   const config = {
-    responsive: true, displaylogo: false, displayModeBar: "hover", scrollZoom: false, doubleClick: "reset",
+    responsive: true, displaylogo: false, // Without a pointer that hovers the bar would stay, over the legend.
+    displayModeBar: matchMedia("(hover: hover)").matches && "hover", scrollZoom: false, doubleClick: "reset",
     modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"], toImageButtonOptions: { format: "svg" },
   };
 
