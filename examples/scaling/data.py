@@ -111,8 +111,9 @@ def loader(args, images, sampler=None):
         drop_last=True,  # all batches alike, so that all steps take the same time
     )
     if not len(made):
+        count = len(images if sampler is None else sampler)
         sys.exit(
-            f"batch_size={args.batch_size}: this process has {len(images if sampler is None else sampler)} images, not one batch; use more "
-            "images, or smaller batches"
+            f"batch_size={args.batch_size}: this process has {count} images, not one batch; use more images, or smaller "
+            "batches"
         )
     return made

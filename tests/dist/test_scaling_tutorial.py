@@ -82,7 +82,6 @@ CASES = [
     ("ddp_trainer.py", "ddp", 2),
     ("horovod_trainer.py", "horovod", 1),
     ("horovod_trainer.py", "horovod", 2),
-    ("deepspeed_trainer.py", "deepspeed-0", 2),
     ("deepspeed_trainer.py", "deepspeed-2", 2),
 ]
 
