@@ -113,7 +113,7 @@ def loader(args, images, sampler=None):
     if not len(made):
         count = len(images if sampler is None else sampler)
         sys.exit(
-            f"batch_size={args.batch_size}: this process has {count} images, not one batch; use more images, or smaller "
+            f"batch_size={args.batch_size}: this process has {count} images, not one batch; use more images or smaller "
             "batches"
         )
     return made
