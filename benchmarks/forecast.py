@@ -34,13 +34,16 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--judge", action="store_true")
+    parser.add_argument(
+        "--sleep", default="0", help="seconds of a step that ranks sleep, as if an accelerator computed"
+    )
     for name in ON_CPU:
         parser.add_argument(f"--{name}", type=int)
     options = parser.parse_args()
     if not options.judge:
         work = ON_GPU if Path("/dev/nvidiactl").exists() else ON_CPU
         train(options, [word for name in work for word in (f"--{name}", str(getattr(options, name) or work[name]))]
-              + ["--most", str(max(options.ranks))])  # fmt: skip
+              + ["--most", str(max(options.ranks)), "--sleep", options.sleep])  # fmt: skip
     judge(options.out)
 
 
@@ -69,7 +72,12 @@ def judge(out: Path) -> None:
     benchmarks = [run for run in runs if len(run.allreduce)]
     for group in analyse(runs, looked_at, Options()).groups:
         for line in group.lines:
-            own = [run for run in runs if run.label == line.label and not len(run.allreduce)]
+            own = [
+                run
+                for run in runs
+                if run.label == line.label and run.work.parameters in (None, group.work.parameters)
+                if not len(run.allreduce)
+            ]
             print(f"\n{group.title}\n{line.label}")
             if len(line.points) > 2:
                 compare(line, own, benchmarks)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import time
 
 import torch
 from torch import nn
@@ -13,6 +14,7 @@ import phalanx
 parser = argparse.ArgumentParser()
 for name in ("width", "depth", "batch", "steps", "most"):
     parser.add_argument(f"--{name}", type=int, required=True)
+parser.add_argument("--sleep", type=float, default=0.0)
 options = parser.parse_args()
 
 with phalanx.init() as run:
@@ -28,6 +30,7 @@ with phalanx.init() as run:
     model, optimizer, loader = run.prepare(model, optimizer, DataLoader(data, options.batch))
     for _ in run.epochs(1):
         for x, y in run.steps(loader):
+            time.sleep(options.sleep)
             loss = nn.functional.mse_loss(model(x), y)
             run.backward(loss)
             optimizer.step()

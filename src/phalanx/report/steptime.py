@@ -180,7 +180,7 @@ def _by_links(steps: Steps) -> Model | None:
     errors = fit.errors()
     terms = [
         Term("compute", float(compute * 1e3), "ms", "fitted", float(errors[0] * 1e3)),
-        Term("share of the all-reduce that is exposed", float(share), "", "fitted", float(errors[1])),
+        Term("share of the all-reduce that is exposed", float(share), "times its time", "fitted", float(errors[1])),
         *_link_terms(links),
     ]
     model = steps.model(
