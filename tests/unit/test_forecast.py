@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
@@ -404,6 +405,41 @@ def test_epochs_of_weak_scaling() -> None:
 
 def test_two_epoch_times_are_too_few() -> None:
     assert "2 sizes with epoch times can't tell 3 terms" in forecast(epochs([1, 2], [10, 6]), [], [], 0.7).refused
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, 0.0, -1.0])
+def test_times_that_are_none_are_passed_over(bad: float) -> None:
+    sizes = [*HERE, Size(1, 8)]
+    steps = [truth(size) for size in HERE]
+    assert forecast(line(sizes, [*steps, bad]), [], [], 0.7).curve == forecast(line(HERE, steps), [], [], 0.7).curve
+
+
+def test_times_that_leave_nothing_for_the_smallest_size() -> None:
+    """One rank has no steps, and those of more ranks are all communication."""
+    sizes = [*HERE, Size(1, 8)]
+    found = forecast(line(sizes, [math.nan, 0.1, 0.3, 0.6]), [], [], 0.7)
+    assert "nothing left at the smallest" in found.refused
+
+
+def test_nothing_that_runs_record_breaks_it() -> None:
+    """Any sizes and times: refused, or a curve whose every number is one and lies in its band."""
+    draw = random.Random(4)
+    made = 0
+    for _ in range(300):
+        sizes = sorted(
+            {Size(n, n * draw.choice((1, 2, 4))) for n in draw.choices((1, 1, 2, 3, 8), k=draw.randint(1, 6))}
+        )
+        points = tuple(
+            Point(size, 1, *(exactly(draw.choice((draw.uniform(0.1, 0.2), 1e5, 1e-9, math.nan))) for _ in range(2)),
+                  wait=exactly(draw.random()), exposed=draw.choice((None, exactly(draw.random()))))
+            for size in sizes
+        )  # fmt: skip
+        found = forecast(Line("ddp", "strong", sizes[0], points), [], [], draw.random())
+        made += not found.refused
+        for row in found.curve:
+            assert all(map(math.isfinite, row[2:]))
+            assert row[3] <= row[2] * (1 + 1e-9) <= row[4] * (1 + 2e-9)
+    assert made > 50
 
 
 # --- least squares

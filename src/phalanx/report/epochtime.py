@@ -16,13 +16,18 @@ _STRONG = ("what ranks share among them", "what stays the same", "what grows wit
 
 
 def epoch_model(line: Line) -> Model:
-    """`a/n + b + c log2(n)` under strong scaling, `b + c log2(n)` under weak; n is relative to the base.
+    """`a/n + b + c log2(n)` under strong scaling, `b + c log2(n)` under weak; n is relative to the smallest.
 
     Raises Refusal.
     """
-    weak, first = line.scaling == "weak", extent(line.base)
+    whole = all(point.size.ranks for point in line.points)  # else nodes are all that can be compared
+    known: list[tuple[Size, Stat]] = [
+        (point.size if whole else Size(point.size.nodes, None), point.epoch)
+        for point in line.points
+        if point.epoch is not None
+    ]
+    weak, first = line.scaling == "weak", min(extent(size) for size, _ in known)
     columns: Row = lambda size: _row(extent(size) / first, weak)  # noqa: E731
-    known: list[tuple[Size, Stat]] = [(point.size, point.epoch) for point in line.points if point.epoch is not None]
     found = tuple(Observation(tuple(columns(size)), stat.value, sigma(stat), size) for size, stat in known)
     names = _STRONG[1:] if weak else _STRONG
     if not determined(np.array([item.row for item in found])):

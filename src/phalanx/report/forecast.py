@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from .epochtime import epoch_model
 from .fit import Model, extent
-from .model import Forecast, Line, RunData, Size
+from .model import Forecast, Line, Point, RunData, Size
 from .steptime import Refusal, step_model
 from .text import percent
 
 _FAR = 4  # times the largest measured size, beyond which it is a guess
+_SHORTEST = 1e-9  # seconds that something can take
 _FARTHEST = 16  # times the largest measured size, beyond which nothing is said
 
 
@@ -23,6 +26,7 @@ def forecast(line: Line, runs: Sequence[RunData], benchmarks: Sequence[RunData],
 
 
 def _model(line: Line, runs: Sequence[RunData], benchmarks: Sequence[RunData]) -> Model:
+    line = replace(line, points=tuple(_usable(point) for point in line.points))
     steps = [point for point in line.points if point.step is not None and point.size.ranks]
     epochs = [point for point in line.points if point.epoch is not None]
     if max(len(steps), len(epochs)) < 2:
@@ -30,8 +34,22 @@ def _model(line: Line, runs: Sequence[RunData], benchmarks: Sequence[RunData]) -
     return step_model(line, runs, benchmarks) if len(steps) >= min(2, len(epochs)) else epoch_model(line)
 
 
+def _usable(point: Point) -> Point:
+    """Without times that are none."""
+    step, epoch, wait = (
+        stat if stat is not None and math.isfinite(stat.value) and stat.value >= least else None
+        for stat, least in ((point.step, _SHORTEST), (point.epoch, _SHORTEST), (point.wait, 0.0))
+    )
+    return replace(point, step=step, epoch=epoch, wait=wait)
+
+
 def _told(model: Model, line: Line, wanted: float) -> Forecast:
-    path = _path([size for size, _ in model.measured])
+    measured = [size for size, _ in model.measured]
+    if any(size.ranks is None for size in measured):
+        line = replace(line, base=Size(line.base.nodes, None))
+    if not all(model.at(size) > 0 for size in (line.base, *measured)):
+        raise Refusal("its times grow with the size by so much that a model has nothing left at the smallest")
+    path = _path(measured)
     most = _most(model, line, path, wanted)
     shown = _shown(model, path, most)
     curve = []
