@@ -8,7 +8,6 @@ from pathlib import Path
 
 from phalanx.records import Epoch, Exit, Gpu, Peak, Profile, RecordWriter, Start, Workload
 
-
 WORK = Workload(1000, 4000, 8, 1, 800, "fp32")
 
 

@@ -5,12 +5,20 @@ from __future__ import annotations
 from .model import Line, Point, Size
 from .text import between, percent, ratio
 
+_CREDIBLE = 1.25  # efficiencies somewhat above 100% there are: a smaller share may fit a cache
+
 
 def verdict(line: Line, wanted: float) -> str:
     """What the measured sizes say of a line, and then its forecast; `wanted` is the efficiency that is worth it."""
     measured = [point for point in line.points if point.efficiency is not None]
     if len(measured) < 2:
         return f"Only {line.base.text} has times to compare: run another size to see whether more is worth it."
+    strange = next((point for point in measured if point.efficiency and point.efficiency.low > _CREDIBLE), None)
+    if strange is not None:
+        return (
+            f"Run {line.base.text} again: {strange.size.text} has {_gain(line, strange)}, which is more than can be; "
+            f"something slowed {line.base.text}, or its work is another."
+        )
     kept = measured[0]
     for point in measured[1:]:
         if not _keeps(point, wanted):
