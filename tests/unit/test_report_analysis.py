@@ -207,7 +207,7 @@ def line(*points, forecast=None):
     ("found", "said"),
     [
         (line(point(1, 1), point(2, 0.9)), "1x2, the largest that was run, is worth it: 1.80 times the speed of 1x1"),
-        (line(point(1, 1), point(2, 19.0)), "Run 1x1 again: 1x2 has 38.0 times the speed of 1x1 with 2 times the ranks"),
+        (line(point(1, 1), point(2, 19.0)), "Run 1x1 again: 1x2 has 38.0 times the speed of 1x1 with 2"),
         (line(point(1, 1), point(2, 0.9), point(4, 0.5)), "Stay at 1x2: 1x4 is not worth it: 2.00 times the speed"),
         (line(point(1, 1), point(2, 0.71, 0.6, 0.8)), "its spread is 60–80%, too near to be sure"),
         (line(point(1, 1)), "Only 1x1 has times to compare"),
