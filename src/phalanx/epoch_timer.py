@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import csv
 import os
 import platform
@@ -14,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 
 from .errors import UsageError
-from .records import Epoch, Exit, RecordWriter, Start, Step, Workload
+from .records import Epoch, Exit, RecordWriter, Resume, Start, Step, Workload, read_records
 from .rundir import new_run_dir, next_attempt
 from .topology import Topology
 
@@ -71,11 +72,14 @@ class EpochTimer:
         self._writer: RecordWriter | None = None
         self._begin = self._mark = time.perf_counter()
         self._epoch: int | None = None
-        self._steps = self._next = 0
+        self._steps = 0
+        self._begun = False
         if self._topology.rank != 0:
             return
         self.run_dir = _run_dir(folder, name)
         self._writer = RecordWriter(self.run_dir, 0, next_attempt(self.run_dir))
+        self._pid = os.getpid()
+        atexit.register(self._at_exit)
         self._writer.write(self._start())
         if dataset or batch_size or parameters:
             work = Workload(parameters or 0, 0, batch_size, accumulate, dataset, precision or "")
@@ -111,6 +115,7 @@ class EpochTimer:
         """Times what is inside as epoch `number`; an epoch that raises isn't written."""
         if self._epoch is not None:
             raise UsageError(f"epoch({number}) was begun inside epoch {self._epoch}: end that one first")
+        self._go_on(number)
         begin = self._mark = _now()
         self._epoch = number
         try:
@@ -123,9 +128,20 @@ class EpochTimer:
         """An epoch that was timed elsewhere."""
         if self._writer is None:
             return
+        self._go_on(epoch_idx)
         self._writer.write(Epoch(epoch=epoch_idx, step=self._steps, seconds=seconds))
         if self._csv is not None:
             self._append(self._csv, epoch_idx, seconds)
+
+    def _go_on(self, first: int) -> None:
+        """A script that was started again in its run directory at a later epoch keeps the epochs before."""
+        if self._writer is None or self._begun:
+            return
+        self._begun = True
+        done = [record for record in read_records(self.run_dir) if isinstance(record, Epoch) and record.epoch < first]
+        if done:
+            self._steps = max(record.step for record in done)
+            self._writer.write(Resume(step=self._steps, epoch=first - 1, path=""))  # that one is whole
 
     def step(self, samples: int) -> None:
         """An optimizer step is done, with `samples` over all ranks. On a GPU this waits for it: leave it out there
@@ -151,11 +167,18 @@ class EpochTimer:
             rows.writerow((self._strategy, self._topology.num_nodes, epoch, seconds))
 
     def close(self, exception: str = "") -> None:
-        """The last record, and all to the disk; `epochs` and `with` do it."""
+        """The last record, and all to the disk; `epochs`, `with` and the script's end do it."""
         if self._writer is not None:
             self._writer.write(Exit(step=self._steps, seconds=time.perf_counter() - self._begin, exception=exception))
             self._writer.close()
             self._writer = None
+            atexit.unregister(self._at_exit)
+
+    def _at_exit(self) -> None:
+        """Of a script that left its loop by `break`, or failed: Python keeps what it failed of."""
+        if os.getpid() == self._pid:
+            failure = getattr(sys, "last_value", None)
+            self.close("" if failure is None else f"{type(failure).__name__}: {failure}")
 
     def __enter__(self) -> EpochTimer:
         return self

@@ -139,6 +139,24 @@ def test_a_run_without_a_word_in_the_script(tmp_path: Path, monkeypatch: pytest.
         assert all(record.host > 50 for record in records if isinstance(record, Peak))
 
 
+def test_the_scripts_own_profiler_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from torch.profiler import profile
+
+    monkeypatch.chdir(tmp_path)
+    with phalanx.init(name="own", progress=False, measure={"profile_steps": 2, "profile_start": 1}) as run:
+        model = nn.Linear(6, 1)
+        model, loader = run.prepare(model, DataLoader(TensorDataset(torch.randn(8, 6)), batch_size=2))
+        with profile() as mine:
+            for (batch,) in run.steps(loader):
+                run.backward(model(batch).square().mean())
+    products = [event for event in mine.events() if event.name == "aten::linear"]
+    assert len(products) == 4  # each step's
+    assert not [record for record in read_records(run.run_dir) if isinstance(record, Profile)]
+    assert "script's own torch.profiler" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("setting", ["measure.profile_steps=-1", "measure.gpu_interval=-2", "measure.gpu_interval=nan"])
 def test_a_setting_that_cannot_be(setting: str) -> None:
     with pytest.raises(ConfigError, match=setting.partition("=")[0]):
@@ -218,6 +236,39 @@ def test_only_rank_0_writes_and_into_the_launchs_run_directory(alone: Path, monk
         written = [path.name for path in alone.glob("here/records/*")]
         assert written == ([] if rank == "1" else ["0.1.jsonl"])
     assert not (alone / "scalability-metrics").exists()
+
+
+def test_a_script_started_again_in_its_run_directory_keeps_the_epochs_before(
+    alone: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PHALANX_RUN_DIR", str(alone / "here"))
+    timer = phalanx.EpochTimer("ddp")
+    for epoch in timer.epochs(9):
+        for _ in range(3):
+            timer.step(8)
+        if epoch == 2:
+            break  # in the middle of it, as a checkpoint of epoch 1's end is what there is
+    timer.close()
+    timer = phalanx.EpochTimer("ddp")
+    for _ in timer.epochs(4, first=2):
+        for _ in range(3):
+            timer.step(8)
+    records = read_records(alone / "here")
+    assert [record.epoch for record in records if isinstance(record, Epoch)] == [0, 1, 2, 3]
+    assert [record.step for record in records if isinstance(record, Step)] == list(range(1, 13))
+    run, _ = read_run(alone / "here")[:2]
+    assert run is not None
+    assert run.epochs[:, 0].tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(("end", "said"), [("break", ""), ("raise ValueError('no data')", "ValueError: no data")])
+def test_the_end_of_a_loop_that_was_left_is_recorded(alone: Path, end: str, said: str) -> None:
+    code = f"import phalanx\nfor epoch in phalanx.EpochTimer('ddp', name='left').epochs(9):\n if epoch: {end}"
+    subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    (run_dir,) = alone.glob("scalability-metrics/left/*")
+    records = read_records(run_dir)
+    assert [record.epoch for record in records if isinstance(record, Epoch)] == [0]
+    assert [record.exception for record in records if isinstance(record, Exit)] == [said]
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ class GpuSampler:
         self._nvml, self._handle, self._writer, self._interval = nvml, handle, writer, interval
         self._ended = threading.Event()
         self._utilisation: list[float] = []
-        self._memory = self._watts = 0.0
+        self._memory, self._watts = _UNKNOWN, 0.0
         self._since, self._energy = time.monotonic(), self._joules()
         self._thread = threading.Thread(target=self._watch, name="phalanx-gpu", daemon=True)
         self._thread.start()
@@ -46,7 +46,8 @@ class GpuSampler:
     def _look(self) -> None:
         nvml = self._nvml
         self._utilisation.append(self._ask(lambda: nvml.nvmlDeviceGetUtilizationRates(self._handle).gpu))
-        self._memory = max(self._memory, self._ask(lambda: nvml.nvmlDeviceGetMemoryInfo(self._handle).used / 2**20))
+        memory = self._ask(lambda: nvml.nvmlDeviceGetMemoryInfo(self._handle).used / 2**20)
+        self._memory = memory if not memory <= self._memory else self._memory  # NaN: not known yet
         self._watts += self._ask(lambda: nvml.nvmlDeviceGetPowerUsage(self._handle) / 1000)
 
     def _joules(self) -> float:
@@ -73,7 +74,7 @@ class GpuSampler:
             )
         )
         self._since, self._energy = now, joules
-        self._utilisation, self._memory, self._watts = [], 0.0, 0.0
+        self._utilisation, self._memory, self._watts = [], _UNKNOWN, 0.0
 
 
 def start_sampler(device: torch.device, writer: RecordWriter, interval: float, main: bool) -> GpuSampler | None:

@@ -29,6 +29,7 @@ class Window:
         self._profiler: Any = None
         self._first = self._done = 0
         self._begin = 0.0
+        self._yielded = False
 
     @property
     def wanted(self) -> bool:
@@ -37,7 +38,11 @@ class Window:
 
     def before_step(self, step: int) -> None:
         """Called before the step after `step`."""
-        if self._profiler is None and self._wait <= 0 and self._steps:
+        if self._profiler is not None or self._wait > 0 or not self._steps:
+            return
+        if _profiled_by_script():  # torch has one profiler a process: ours would end the script's
+            self._yielded = True
+        else:
             self._start(step + 1)
 
     def after_step(self) -> None:
@@ -61,7 +66,9 @@ class Window:
 
     def close(self) -> None:
         self.end()
-        if self._steps:
+        if self._steps and self._yielded:
+            log.warning("no profiled window (measure.profile_steps): the script's own torch.profiler ran all the time")
+        elif self._steps:
             log.warning("the run ended before its profiled window began: measure.profile_start is too late")
 
     def _start(self, step: int) -> None:
@@ -96,6 +103,12 @@ class Window:
             )
         )
         log.info("profiled steps %d to %d", self._first, self._first + self._done - 1)
+
+
+def _profiled_by_script() -> bool:
+    from torch.autograd import profiler
+
+    return bool(getattr(profiler, "_is_profiler_enabled", False))
 
 
 def spans_of(events: Any, on_device: bool) -> tuple[list[Span], list[Span]]:
