@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from pathlib import Path
 from typing import Any
 
@@ -61,3 +62,27 @@ def test_the_collectives_of_each_engine_are_seen_or_said_not_to_be(tmp_path: Pat
     assert read is not None
     if strategy == "horovod":
         assert read.window is None or math.isnan(read.window.communication)
+
+
+LATE = 0.05  # seconds
+
+
+def train_with_a_late_rank() -> None:
+    measure = {"profile_steps": 8, "profile_start": 3}
+    with phalanx.init(strategy="ddp", name="late", progress=False, measure=measure) as run:
+        loader = DataLoader(TensorDataset(torch.randn(48, 50)), batch_size=2)
+        model, loader = run.prepare(nn.Linear(50, 50), loader)
+        for (x,) in run.steps(loader):
+            if run.rank == 1:
+                time.sleep(LATE)
+            run.backward(model(x).sum())
+
+
+def test_a_collective_of_known_length(tmp_path: Path) -> None:
+    """The rank that is early waits in the all-reduce for the late one, which does nothing meanwhile."""
+    run_ranks(train_with_a_late_rank, 2, folder=tmp_path)
+    (run_dir,) = tmp_path.glob("runs/late/*")
+    early, late = (record for record in read_records(run_dir) if isinstance(record, Profile))
+    slept = LATE * 8
+    assert slept * 0.95 <= early.exposed <= early.communication < early.seconds
+    assert late.compute + late.communication <= late.seconds - slept
