@@ -56,7 +56,9 @@ def labels(places: dict[Size, float], first: Iterable[Size] = ()) -> tuple[tuple
         place = places[size]
         if size not in kept and all(abs(place - other) >= near for other in kept.values()):
             kept[size] = place
-    return tuple((place, size.text) for size, place in sorted(kept.items(), key=lambda item: item[1]))
+    nodes_alone = all(size.ranks is None for size in places)  # then the axis says what is counted
+    ticks = sorted(kept.items(), key=lambda item: item[1])
+    return tuple((place, str(size.nodes) if nodes_alone else size.text) for size, place in ticks)
 
 
 def log_ticks(low: float, high: float, doubling: bool = False) -> tuple[tuple[float, str], ...]:

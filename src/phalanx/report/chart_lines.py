@@ -136,9 +136,9 @@ def _levels(places: dict[Size, float], wanted: float) -> list[Curve]:
 # --- what would be
 
 
-def forecast_time(group: Group) -> Lines | None:
-    """Measured steps, and the forecast's line in its band."""
-    lines = [line for line in group.lines if _curve(line)]
+def forecast_time(group: Group, of: str) -> Lines | None:
+    """Measured steps or epochs (`of`), and the line in its band of each forecast that is of these."""
+    lines = [line for line in group.lines if line.forecast and line.forecast.of == of and _curve(line)]
     scale, unit = unit_of_times([stat.value for line in lines for _, stat, _ in _curve(line)])
     places = _forecast_places(group, lines)
     curves = []
@@ -148,13 +148,12 @@ def forecast_time(group: Group) -> Lines | None:
             for size, stat, _ in _curve(line)
         ]
         curves.append(Curve(f"{line.label}, forecast", "forecast", tuple(marks), line.label))
-    curves += _curves(_only(group, lines), places, lambda point: point.step, scale, lambda s: words_of(s, scale, unit))
-    title = "Step time: measured and forecast"
-    chart = _lines(_only(group, lines), "forecast", title, unit, places, curves, _FORECAST)
-    return chart and replace(chart, y_title=f"Step time ({unit})")
-
-
-_FORECAST = "The line is the model of the step, its band the model's error; points are what was measured."
+    sub = _only(group, lines)
+    curves += _curves(sub, places, lambda point: getattr(point, of), scale, lambda stat: words_of(stat, scale, unit))
+    title, key = f"{of.capitalize()} time: measured and forecast", "forecast" if of == "step" else f"forecast_{of}"
+    caption = f"The line is the model of the {of}, its band the model's error; points are what was measured."
+    chart = _lines(sub, key, title, unit, places, curves, caption)
+    return chart and replace(chart, y_title=f"{of.capitalize()} time ({unit})")
 
 
 def _forecast_places(group: Group, lines: Sequence[Line]) -> dict[Size, float]:
@@ -193,7 +192,7 @@ def forecast_efficiency(group: Group, analysis: Analysis) -> Lines | None:
         curves += _levels(places, analysis.efficiency_wanted)
     title, caption = (
         "Efficiency: measured and forecast",
-        f"The line is the model of the step. Points: {_of(lines).lower()}",
+        f"The line is the model. Points: {_of(lines).lower()}",
     )
     sub = _only(group, lines)
     chart = _lines(sub, "forecast_efficiency", title, "%", places, curves, caption, full=100.0)

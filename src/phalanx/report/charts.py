@@ -17,7 +17,13 @@ def charts_of(group: Group, analysis: Analysis) -> list[Chart]:
     elif len(group.lines) > 1:
         several = [side_by_side(group, quantity) for quantity in _quantities(analysis)]
     found = [speedup(group), efficiency(group, analysis), *several[:3], breakdown(group)]
-    found += [forecast_time(group), forecast_efficiency(group, analysis), comparison(group), *several[3:]]
+    found += [
+        forecast_time(group, "step"),
+        forecast_time(group, "epoch"),
+        forecast_efficiency(group, analysis),
+        comparison(group),
+        *several[3:],
+    ]
     return [chart for chart in found if chart is not None]
 
 
