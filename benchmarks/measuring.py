@@ -1,17 +1,22 @@
-"""What measuring costs: a step's record and clocks, and a look at the GPU (with a stand-in that takes as long)."""
+"""What measuring costs: a step's record, on against off in one loop, and a look at the GPU (a stand-in's)."""
 
 from __future__ import annotations
 
+import statistics
 import tempfile
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import phalanx
 from phalanx.records import RecordWriter
 from phalanx.run.gpu_sampler import GpuSampler
 
-STEPS, LOOKS = 20_000, 400
+STEPS, LOOKS = 8_000, 400
 NVML_CALL = 50e-6  # seconds of CPU that a question to NVML takes, about
 
 
@@ -37,22 +42,17 @@ class _Answer(int):
 
 
 def step_seconds() -> float:
-    """CPU seconds of what a step's measuring does: four readings of the clock and one line of records."""
-    with tempfile.TemporaryDirectory() as folder:
-        writer, clock = RecordWriter(Path(folder), 0, 1), time.perf_counter
-        window = SimpleNamespace(wanted=False)
-        begin = time.process_time()
-        for step in range(STEPS):
-            mark = clock()
-            waited = clock() - mark
-            seconds = clock() - mark
-            if window.wanted or window.wanted:
-                continue
-            writer.step(step, 0, seconds, waited, 32)
-            mark = clock()
-        taken = time.process_time() - begin
-        writer.close()
-    return taken / STEPS
+    """Seconds that a step's record takes in a real loop: on and off in turns of a step; difference of medians."""
+    taken: dict[bool, list[float]] = {True: [], False: []}
+    with tempfile.TemporaryDirectory() as folder, phalanx.init(name="steps", run_root=folder, progress=False) as run:
+        model, loader = run.prepare(nn.Linear(1, 1), DataLoader(TensorDataset(torch.zeros(STEPS, 1))))
+        on, mark = False, time.perf_counter()
+        run._session.writes_steps = lambda: on  # type: ignore[method-assign]
+        for (batch,) in run.steps(loader):
+            taken[on].append(time.perf_counter() - mark)
+            run.backward(model(batch).sum())
+            on, mark = not on, time.perf_counter()
+    return statistics.median(taken[True]) - statistics.median(taken[False])
 
 
 def look_seconds() -> float:
