@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import logging
 import os
 import random
 import subprocess
@@ -21,6 +22,7 @@ import phalanx
 from phalanx.errors import ConfigError, UsageError
 from phalanx.records import Epoch, Exit, Gpu, Peak, Profile, RecordWriter, Start, Step, Workload, read_records
 from phalanx.report.runs import read_run
+from phalanx.run import gpu_sampler
 from phalanx.run.gpu_sampler import GpuSampler
 from phalanx.run.profiling import spans_of
 from phalanx.run.spans import beside, covered, union
@@ -103,6 +105,46 @@ def test_the_gpus_use_memory_and_energy(tmp_path: Path, counts: bool) -> None:
         assert record.utilisation == 75
         assert record.energy / record.seconds == pytest.approx(300, rel=0.02)
     assert found[-1].memory == 1000 + nvml.looks
+
+
+class Machine(FakeNvml):
+    """NVML of a machine with one GPU."""
+
+    def nvmlInit(self) -> None:
+        pass
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
+        if uuid != "GPU-8f3d":
+            raise self.NVMLError("Not Found")
+        return "the GPU"
+
+
+def test_the_gpu_is_found_by_its_uuid_or_the_log_says_why_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "phalanx")
+    monkeypatch.setattr(logging.getLogger("phalanx"), "propagate", True)
+    uuids = ["8f3d", "a part of it"]  # of cuda:0 and cuda:1, whatever their numbers are to NVML
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=uuids[device.index]))
+    monkeypatch.setattr(gpu_sampler, "find_spec", lambda _: object())
+    monkeypatch.setitem(sys.modules, "pynvml", Machine())
+    writer = RecordWriter(tmp_path, 0, 1)
+    sampler = gpu_sampler.start_sampler(torch.device("cuda", 0), writer, 60.0, True)
+    assert sampler is not None
+    sampler.close()
+    writer.close()
+    (record,) = read_records(tmp_path)
+    assert isinstance(record, Gpu)
+    assert (record.utilisation, record.memory) == (100, 1001)  # one look, at the end
+    assert gpu_sampler.start_sampler(torch.device("cuda", 1), writer, 1.0, True) is None
+    assert "NVML says Not Found" in caplog.text
+    for device, interval in (("cpu", 1.0), ("cuda:0", 0.0)):
+        assert gpu_sampler.start_sampler(torch.device(device), writer, interval, True) is None
+    monkeypatch.setattr(gpu_sampler, "find_spec", lambda _: None)
+    for main, times in ((False, 0), (True, 1)):  # once a run, not once a rank
+        assert gpu_sampler.start_sampler(torch.device("cuda", 0), writer, 1.0, main) is None
+        assert caplog.text.count("pip install 'phalanx[nvml]'") == times
 
 
 def test_a_run_without_a_word_in_the_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
