@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import csv
+import operator
 import os
 import platform
 import socket
@@ -13,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from .errors import UsageError
 from .records import Epoch, Exit, RecordWriter, Resume, Start, Step, Workload, read_records
@@ -20,7 +22,7 @@ from .rundir import new_run_dir, next_attempt
 from .topology import Topology
 
 FOLDER = "scalability-metrics"
-CSV_COLUMNS = ("name", "nodes", "epoch_id", "time")
+CSV_COLUMNS = ("name", "nodes", "epoch_id", "time", "ranks")  # others read the first four
 
 
 class EpochTimer:
@@ -42,7 +44,7 @@ class EpochTimer:
             `precision` it tells the workload, so that only runs of one workload are compared.
         folder: where run directories are made without a launch of ours; also `<folder>/<name>/<id>` is their place.
         name: the run's name; by default the script's.
-        csv_file: also append `name,nodes,epoch_id,time` to this file.
+        csv_file: also append `name,nodes,epoch_id,time,ranks` to this file (those of these columns that it has).
 
     Raises:
         UsageError: a name that can't be one, or counts below 1.
@@ -62,10 +64,10 @@ class EpochTimer:
         name: str | None = None,
         csv_file: str | Path | None = None,
     ) -> None:
-        if not strategy or strategy != strategy.strip():
+        if not isinstance(strategy, str) or not strategy or strategy != strategy.strip():
             raise UsageError(f"EpochTimer({strategy!r}): expected a strategy's name, such as 'ddp'")
         for what, count in (("dataset", dataset), ("batch_size", batch_size), ("parameters", parameters)):
-            if count is not None and count < 1:
+            if count is not None and not _at_least(count, 1):
                 raise UsageError(f"EpochTimer({what}={count}): expected a number from 1, or None if it isn't known")
         self._topology = Topology.current()
         self._strategy, self._csv = strategy, Path(csv_file) if csv_file is not None else None
@@ -76,6 +78,8 @@ class EpochTimer:
         self._begun = False
         if self._topology.rank != 0:
             return
+        if self._csv is not None:
+            _check_csv(self._csv)
         self.run_dir = _run_dir(folder, name)
         self._writer = RecordWriter(self.run_dir, 0, next_attempt(self.run_dir))
         self._pid = os.getpid()
@@ -105,6 +109,8 @@ class EpochTimer:
 
     def epochs(self, count: int, first: int = 0) -> Iterator[int]:
         """The numbers from `first` up to `count`, each timed."""
+        if not (_at_least(count, 0) and _at_least(first, 0)):
+            raise UsageError(f"EpochTimer.epochs({count!r}, first={first!r}): expected numbers of epochs from 0")
         for number in range(first, count):
             with self.epoch(number):
                 yield number
@@ -126,6 +132,10 @@ class EpochTimer:
 
     def add_epoch_time(self, epoch_idx: int, seconds: float) -> None:
         """An epoch that was timed elsewhere."""
+        if not _at_least(epoch_idx, 0) or not _is_time(seconds):
+            raise UsageError(
+                f"add_epoch_time({epoch_idx!r}, {seconds!r}): expected an epoch's number from 0, and its seconds"
+            )
         if self._writer is None:
             return
         self._go_on(epoch_idx)
@@ -146,6 +156,8 @@ class EpochTimer:
     def step(self, samples: int) -> None:
         """An optimizer step is done, with `samples` over all ranks. On a GPU this waits for it: leave it out there
         where that costs."""
+        if not _at_least(samples, 0):
+            raise UsageError(f"EpochTimer.step({samples!r}): expected the samples of the step over all ranks")
         if self._writer is None or self._epoch is None:
             return
         now = _now()
@@ -158,13 +170,15 @@ class EpochTimer:
         self._mark = now
 
     def _append(self, path: Path, epoch: int, seconds: float) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        new = not path.exists()
-        with path.open("a", newline="") as file:
-            rows = csv.writer(file)
-            if new:
-                rows.writerow(CSV_COLUMNS)
-            rows.writerow((self._strategy, self._topology.num_nodes, epoch, seconds))
+        topology = self._topology
+        row = {"name": self._strategy, "nodes": topology.num_nodes, "epoch_id": epoch, "time": seconds}
+        with path.open("a+", newline="") as file:
+            file.seek(0)
+            columns = next(csv.reader(file), None)
+            rows = csv.DictWriter(file, columns or CSV_COLUMNS, extrasaction="ignore")
+            if columns is None:
+                rows.writeheader()
+            rows.writerow({**row, "ranks": topology.world_size})
 
     def close(self, exception: str = "") -> None:
         """The last record, and all to the disk; `epochs`, `with` and the script's end do it."""
@@ -187,6 +201,33 @@ class EpochTimer:
         self, kind: type[BaseException] | None, exception: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close("" if exception is None else f"{type(exception).__name__}: {exception}")
+
+
+def _at_least(value: object, least: int) -> bool:
+    """Whether it is a whole number, of Python's or another library's kind, that isn't below."""
+    try:
+        return operator.index(value) >= least  # type: ignore[arg-type]
+    except TypeError:
+        return False
+
+
+def _is_time(value: Any) -> bool:
+    try:
+        return 0 <= float(value) < float("inf") and not isinstance(value, str)
+    except (TypeError, ValueError):
+        return False
+
+
+def _check_csv(path: Path) -> None:
+    """Better now than at the end of an epoch."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a"):
+            pass
+    except OSError as error:
+        raise UsageError(
+            f"EpochTimer(csv_file={str(path)!r}) can't be written: {error.strerror}; choose another file"
+        ) from None
 
 
 def _run_dir(folder: str | Path, name: str | None) -> Path:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from phalanx.records import Epoch, Exit, Gpu, Peak, Profile, RecordWriter, Start, Workload
 
+_BEGINNINGS = itertools.count(1_700_000_000.0, 1000.0)  # no two runs begin at once
 WORK = Workload(1000, 4000, 8, 1, 800, "fp32")
 
 
@@ -32,9 +34,10 @@ def write_run(
     device: str = "cpu",
     attempt: int = 1,
     first_epoch: int = 0,
-    time: float = 1_700_000_000.0,
+    time: float | None = None,
 ) -> Path:
     """A run as `ranks` ranks leave it: `steps` steps an epoch of `seconds` each, and epochs of the given seconds."""
+    time = next(_BEGINNINGS) if time is None else time
     for rank in range(ranks) if only is None else only:
         writer = RecordWriter(folder, rank, attempt)
         writer.write(

@@ -249,8 +249,8 @@ def test_times_that_were_taken_elsewhere_and_the_csv_that_other_tools_read(alone
     with open("times/epochs.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert rows == [
-        {"name": "horovod", "nodes": "1", "epoch_id": "0", "time": "12.5"},
-        {"name": "horovod", "nodes": "1", "epoch_id": "1", "time": "10.0"},
+        {"name": "horovod", "nodes": "1", "epoch_id": "0", "time": "12.5", "ranks": "1"},
+        {"name": "horovod", "nodes": "1", "epoch_id": "1", "time": "10.0", "ranks": "1"},
     ]
 
 
@@ -319,6 +319,11 @@ def test_the_end_of_a_loop_that_was_left_is_recorded(alone: Path, end: str, said
         ({"strategy": ""}, "EpochTimer(''): expected a strategy's name"),
         ({"strategy": "ddp", "dataset": 0}, "EpochTimer(dataset=0): expected a number from 1"),
         ({"strategy": "ddp", "batch_size": -4}, "EpochTimer(batch_size=-4)"),
+        ({"strategy": 3}, "EpochTimer(3): expected a strategy's name"),
+        (
+            {"strategy": "ddp", "csv_file": "/proc/none/t.csv"},
+            "EpochTimer(csv_file='/proc/none/t.csv') can't be written",
+        ),
     ],
 )
 def test_words_that_cannot_be(alone: Path, words: dict[str, Any], said: str) -> None:
@@ -336,3 +341,20 @@ def test_epochs_do_not_nest(alone: Path) -> None:
         timer.epoch(1),
     ):
         pass
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda timer: timer.add_epoch_time(0, -1), "add_epoch_time(0, -1): expected an epoch's number from 0"),
+        (lambda timer: timer.add_epoch_time(0, float("nan")), "add_epoch_time(0, nan)"),
+        (lambda timer: timer.add_epoch_time("a", "b"), "add_epoch_time('a', 'b')"),
+        (lambda timer: timer.step(-3), "EpochTimer.step(-3): expected the samples"),
+        (lambda timer: list(timer.epochs("3")), "EpochTimer.epochs('3', first=0): expected numbers of epochs"),
+    ],
+)
+def test_calls_that_cannot_be(alone: Path, call: Any, said: str) -> None:
+    with phalanx.EpochTimer("ddp") as timer:
+        with pytest.raises(UsageError) as error:
+            call(timer)
+        assert said in str(error.value)

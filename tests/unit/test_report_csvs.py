@@ -156,3 +156,12 @@ def test_a_file_that_repeats_a_runs_records_is_no_repeat(tmp_path):
     runs, inputs = read(tmp_path)
     assert [run.label for run in runs] == ["ddp (baseline)"]
     assert "the same times as in" in left_out(inputs, "times.csv")
+
+
+def test_another_time_of_an_epoch_is_no_run_and_repeats_may_lie_in_any_order(tmp_path):
+    lines = ["name,nodes,epoch_id,time", "ddp,1,0,9", "ddp,1,0,8", "ddp,1,1,5", "ddp,1,1,6", "ddp,2,0,4", "ddp,2,1,3"]
+    (tmp_path / "t.csv").write_text("\n".join([*lines, "ddp,2,1,3.5"]) + "\n")
+    runs, (item,) = read(tmp_path)
+    times = {(run.size.nodes, run.run_id): run.epochs.tolist() for run in runs}
+    assert sorted(times.values()) == [[[0, 4], [1, 3]], [[0, 8], [1, 6]], [[0, 9], [1, 5]]]
+    assert "ddp on 2 nodes: another time of epoch 1" in item.left_out

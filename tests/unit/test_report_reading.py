@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -223,12 +224,19 @@ def test_a_directory_in_which_nothing_ran(tmp_path):
 
 def test_two_runs_of_one_id_and_a_copy(tmp_path):
     write_run(tmp_path / "a" / "train" / "id", [9.0, 8.0])
-    write_run(tmp_path / "b" / "train" / "id", [9.0, 8.0])
-    write_run(tmp_path / "c" / "train" / "id", [9.0, 7.0])
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    write_run(tmp_path / "c" / "train" / "id", [9.0, 8.0])
+    shutil.copytree(tmp_path / "c" / "train" / "id", tmp_path / "a0" / "cut")
+    half = tmp_path / "a0" / "cut" / "records" / "0.1.jsonl"
+    half.write_text("".join(half.read_text().splitlines(keepends=True)[:3]))
     runs, inputs = gather([str(tmp_path)], tmp_path / "runs")
     assert [run.path.parts[-3] for run in runs] == ["a", "c"]
-    assert "a copy of" in inputs[1].left_out[0]
-    assert "has the same id, but is another run: both are used" in inputs[2].notes[-1]
+    copies = {item.path: item.left_out for item in inputs if item.left_out}
+    assert copies == {
+        tmp_path / "a0" / "cut": (f"a copy of {tmp_path / 'c' / 'train' / 'id'}",),
+        tmp_path / "b" / "train" / "id": (f"a copy of {tmp_path / 'a' / 'train' / 'id'}",),
+    }
+    assert "has the same id, but is another run: both are used" in inputs[-1].notes[-1]
 
 
 def test_a_directory_that_is_named_twice_is_read_once(tmp_path):

@@ -18,6 +18,7 @@ from phalanx.config import load_config
 from phalanx.records import RecordWriter
 from phalanx.schedulers import local_notes, series
 from phalanx.schedulers.local_notes import Note, Runner
+from phalanx.schedulers.slurm.jobs import OurJob, select
 
 SBATCH = r"""#!/bin/bash
 n=$(($(cat "$STUB/count" 2>/dev/null || echo 0) + 1)); echo "$n" >"$STUB/count"
@@ -387,3 +388,14 @@ def test_where_no_default_strategy_can_run_the_reason_is_told(work, capsys):
     words = ("--mode", "runall", "--launcher", "ray", "--nproc", "2", python)
     assert main(["submit", "--preview", *words, "train.py"]) == 2
     assert "launcher ray needs ray" in capsys.readouterr().err
+
+
+def test_a_series_is_found_by_its_jobs_name_too() -> None:
+    jobs = [
+        OurJob(
+            str(number), Path(f"/r/{number}"), f"train-ddp-{number}x1", float(number), f"train-2026010{number}-120000"
+        )
+        for number in (1, 2)
+    ]
+    assert [job.job_id for job in select(jobs, "train")] == ["2"]
+    assert select(jobs, "trai") == []

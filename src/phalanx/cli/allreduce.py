@@ -29,6 +29,7 @@ examples:
 
 SCRIPT = Path(__file__).resolve().parents[1] / "run" / "allreduce.py"
 _LARGEST = "256"
+_FLAGS = ("submit", "preview", "wait", "yes", "force", "local")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -40,7 +41,7 @@ def main(argv: Sequence[str]) -> int:
     most = _take(words, "--max-mib") or _LARGEST
     if not (most.isascii() and most.isdecimal() and int(most) >= 1):
         raise UsageError(f"--max-mib {most!r}: expected a number of MiB from 1")
-    scanned = scan(words, script=False, flags=("submit", "preview", "wait", "yes", "force", "local"), valued=("jobid",))
+    scanned = scan(words, script=False, flags=_FLAGS, valued=("jobid", "max-mib"))
     if "preview" in scanned.flags:
         words.append("--submit")
     start = submit.main if "--submit" in words else run.main

@@ -111,6 +111,8 @@ def _out(values: Mapping[str, str]) -> Path:
     if {"out", "plot-dir"} <= set(values) and values["out"] != values["plot-dir"]:
         raise UsageError(f"--out {values['out']} and --plot-dir {values['plot-dir']} are the same option: give one")
     text = values.get("out", values.get("plot-dir", "scalability-report"))
+    if not text:
+        raise UsageError("--out has no value: expected a folder for the report, such as scalability-report")
     path = Path(text).expanduser()
     if path.exists() and not path.is_dir():
         raise UsageError(f"--out {text}: expected a folder, but there is a file of that name: choose another")

@@ -118,7 +118,7 @@ def _notes(lines: Sequence[Line], workload: Workload) -> list[str]:
     ]
     for line in lines:
         own = [run for run in workload.runs if run.label == line.label]
-        notes += _unlike(line.label, "scripts", {run.work.name for run in own})
+        notes += _unlike(line.label, "scripts", set(Workload(own).names))
         for point in line.points:
             started = {run.launcher for run in own if run.size == point.size and run.launcher}
             notes += _unlike(f"{line.label} on {point.size.text}", "launchers", started)

@@ -97,6 +97,11 @@ def _check_measured(analysis: Analysis, options: Options) -> None:
     points = [point for group in analysis.groups for line in group.lines for point in line.points]
     if any(point.epoch or point.step or point.throughput for point in points):
         return
+    benchmarks = any(len(run.allreduce) for run in analysis.runs)
+    if benchmarks and not points:
+        raise DataError(
+            "these are all-reduce benchmarks alone, which a forecast uses: name your training runs beside them"
+        )
     hint = "" if not options.warmup_epochs else "; --warmup-epochs 0 takes the warm-up in"
     raise DataError(f"no epoch and no step has a time that can be used{hint}:\n{_reasons(analysis.inputs)}")
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from .csvtable import Table, few, number, whole
 from .model import Input, RunData, Size, Window, Work
-from .text import count
+from .text import count, numbers
 
 _FEW = 5
 _PARTS = ("epoch-time", "gpu-energy-data", "communication-data", "computation-data")  # itwinai's folders, below a run's
@@ -128,16 +128,22 @@ def _size(row: Mapping[str, str]) -> Size | None:
 
 
 def _passes(rows: list[tuple[int, float]], name: str, size: Size, left_out: list[str]) -> list[list[tuple[int, float]]]:
-    """Rows as runs: epochs that begin anew are another run; the same row twice is one row."""
-    runs: list[list[tuple[int, float]]] = []
+    """Rows as runs: an epoch that is there again is another run's; the same row twice is one row. What has no first
+    epoch is no run, but another time of an epoch."""
+    runs: list[dict[int, float]] = []
     once = list(dict.fromkeys(rows))
     if len(once) < len(rows):
         left_out.append(f"{name} on {size.text}: {count(len(rows) - len(once), 'row')} twice")
-    for row in once:
-        if not runs or row[0] in {epoch for epoch, _ in runs[-1]}:
-            runs.append([])
-        runs[-1].append(row)
-    return [sorted(run) for run in runs]
+    for epoch, seconds in once:
+        run = next((run for run in runs if epoch not in run), None)
+        if run is None:
+            runs.append(run := {})
+        run[epoch] = seconds
+    whole_runs = [run for run in runs if min(run) <= min(runs[0])]
+    strays = sorted({epoch for run in runs if run not in whole_runs for epoch in run})
+    if strays:
+        left_out.append(f"{name} on {size.text}: another time of {numbers('epoch', strays)}")
+    return [sorted(run.items()) for run in whole_runs]
 
 
 def _run(path: Path, root: Path, name: str, size: Size, run_id: str, rows: list[tuple[int, float]]) -> RunData:

@@ -49,8 +49,8 @@ class Fit:
 
     @property
     def spare(self) -> int:
-        """Observations beyond those that the columns take up."""
-        return len(self.observations) - len(self.observations[0].row)
+        """Observations beyond those that the columns with a weight take up."""
+        return len(self.observations) - int(np.count_nonzero(self.weights))
 
     @cached_property
     def weights(self) -> Numbers:

@@ -117,6 +117,8 @@ def _warnings(model: Model, line: Line, shown: Sequence[Size], most: Size | None
         found.append(
             f"{most.text} is {extent(most) / model.largest:.3g} times the largest that was run: measure on the way"
         )
+    if most and extent(most) >= _FARTHEST * model.largest:
+        found.append(f"{most.text} is the farthest that is looked at: {percent(wanted)} may be kept beyond it")
     largest = max(line.points, key=lambda point: extent(point.size))
     if line.of == "epoch" and model.of == "step" and largest.efficiency and largest.size in measured:
         steps = model.efficiency(largest.size, line.base)

@@ -24,7 +24,9 @@ class Workload:
 
     @property
     def names(self) -> list[str]:
-        return sorted({run.work.name for run in self.runs})
+        """Of scripts and files. A timer that was not started by us may know a script without its suffix."""
+        found = {run.work.name for run in self.runs}
+        return sorted(name for name in found if f"{name}.py" not in found)
 
     @property
     def device(self) -> str | None:
@@ -117,7 +119,8 @@ def _fits(run: RunData, group: Workload) -> bool:
         if mine is not None and theirs is not None and mine != theirs:
             return False
     told = group.runs[0].work.parameters is not None
-    return run.work.name in group.names or (run.baseline and told)
+    same = run.work.name.removesuffix(".py") in {name.removesuffix(".py") for name in group.names}
+    return same or (run.baseline and told)
 
 
 def _pairs(run: RunData, group: Workload) -> list[tuple[object, object]]:

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import numpy as np
-
 from ..errors import UsageError, did_you_mean
 from ..rundir import run_dirs_of_series
 from .csvs import read_tables
@@ -48,26 +46,27 @@ def gather(words: Sequence[str], root: Path, scaling: str = "strong") -> tuple[l
 def _unlike(read: Sequence[tuple[RunData | None, Input]]) -> tuple[list[RunData], list[Input]]:
     """Each run once: a copy of one is left out, and two runs of one id are both used, and said so."""
     first: dict[str, RunData] = {}
+    whole: dict[tuple[object, ...], RunData] = {}  # by origin: of a run and its copies, the one that has most
+    for run, _ in read:
+        if run is not None and (run.origin not in whole or _length(run) > _length(whole[run.origin])):
+            whole[run.origin] = run
     runs, inputs = [], []
     for run, looked_at in read:
-        other = first.get(run.run_id) if run is not None else None
-        if run is not None and other is not None and _same(run, other):
-            inputs.append(replace(looked_at, used="", left_out=(f"a copy of {other.path}",)))
+        if run is not None and run is not whole[run.origin]:
+            inputs.append(replace(looked_at, used="", left_out=(f"a copy of {whole[run.origin].path}",)))
             continue
-        if run is not None and other is not None:
-            note = f"{other.path} has the same id, but is another run: both are used"
-            looked_at = replace(looked_at, notes=(*looked_at.notes, note))
         if run is not None:
-            first.setdefault(run.run_id, run)
+            other = first.setdefault(run.run_id, run)
+            if other is not run:
+                note = f"{other.path} has the same id, but is another run: both are used"
+                looked_at = replace(looked_at, notes=(*looked_at.notes, note))
             runs.append(run)
         inputs.append(looked_at)
     return runs, inputs
 
 
-def _same(one: RunData, other: RunData) -> bool:
-    return one.label == other.label and all(
-        np.array_equal(getattr(one, name), getattr(other, name)) for name in ("epochs", "steps", "allreduce")
-    )
+def _length(run: RunData) -> int:
+    return len(run.epochs) + len(run.steps) + len(run.allreduce)
 
 
 def discover(words: Sequence[str], root: Path) -> Found:

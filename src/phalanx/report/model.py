@@ -92,6 +92,7 @@ class RunData:
     energy: float | None = None  # of all GPUs, whole run
     peak_device: float | None = None  # of the rank that has most
     peak_host: float | None = None
+    origin: tuple[object, ...] = ()  # when, where and as which process it began: copies of its directory share that
     samples: float | None = None  # of the whole run, with steps that are left out
     restarts: tuple[int, ...] = ()  # rows of `steps` at which a later attempt went on
     allreduce: Numbers = field(default_factory=lambda: np.empty((0, 3)))  # (bytes, seconds, repeats), of a benchmark

@@ -108,7 +108,7 @@ class _Reader:
         ended = {record.rank: record.exception for record in exits if record.attempt == start.attempt}
         failed = [f"rank {rank}: {text.splitlines()[0][:100]}" for rank, text in sorted(ended.items()) if text.strip()]
         if failed:
-            self.notes.append(f"the run failed ({failed[0]}): what came before is used")
+            self.notes.append(f"the run failed ({failed[0]}): what came before counts")
         elif newest - set(ended):
             self.notes.append(
                 f"no end is recorded ({numbers('rank', newest - set(ended))}): it runs still, or was killed"
@@ -125,6 +125,7 @@ class _Reader:
         return RunData(
             path=self.folder,
             run_id=self.folder.name,
+            origin=_origin(records),
             label=start.strategy + (" (baseline)" if baseline else ""),
             size=Size(start.num_nodes or _nodes(records), start.world_size),
             work=_work(records, Path(str(plan.get("script") or self.folder.parent.name)).name),
@@ -245,3 +246,8 @@ def _used(run: RunData, files: Sequence[Lines]) -> str:
     parts += [f"{count(len(run.allreduce), 'size')} of an all-reduce"] * bool(len(run.allreduce))
     parts += ["a profiled window"] * (run.window is not None) + ["GPU samples"] * (run.gpu_utilisation is not None)
     return ", ".join(parts)
+
+
+def _origin(records: Sequence[Record]) -> tuple[object, ...]:
+    first = min(_of(records, Start), key=lambda start: (start.time, start.rank))
+    return first.time, first.host, first.pid

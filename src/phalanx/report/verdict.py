@@ -5,6 +5,7 @@ from __future__ import annotations
 from .model import Line, Point, Size
 from .text import between, percent, ratio
 
+_FARTHEST = 16  # times the largest size that was run: forecasts go no further
 _CREDIBLE = 1.25  # efficiencies somewhat above 100% there are: a smaller share may fit a cache
 
 
@@ -16,8 +17,8 @@ def verdict(line: Line, wanted: float) -> str:
     strange = next((point for point in measured if point.efficiency and point.efficiency.low > _CREDIBLE), None)
     if strange is not None:
         return (
-            f"Run {line.base.text} again: {strange.size.text} has {_gain(line, strange)}, which is more than can be; "
-            f"something slowed {line.base.text}, or its work is another."
+            f"Run {line.base.text} again: {strange.size.text} has {_gain(line, strange)}. That is far more than the "
+            f"ideal: something slowed {line.base.text} (another job, too little memory), or its work is another."
         )
     kept = measured[0]
     for point in measured[1:]:
@@ -77,6 +78,8 @@ def _beyond(line: Line, kept: Point, wanted: float) -> str:
     if forecast.most is None:
         return f" The forecast doesn't reach {percent(wanted)} anywhere: measure before you go on."
     more, _ = growth(kept.size, forecast.most)
+    if more >= _FARTHEST:
+        return f" The forecast keeps {percent(wanted)} up to {forecast.most.text} at least, the farthest that it looks."
     if more <= 1:
         return f" The forecast falls below {percent(wanted)} beyond that."
     return f" The forecast keeps {percent(wanted)} up to {forecast.most.text}."

@@ -95,4 +95,8 @@ def main(most_mib: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    try:
+        main(int(sys.argv[1]))
+    except UsageError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)

@@ -149,10 +149,18 @@ def select(jobs: Sequence[OurJob], target: str) -> list[OurJob]:
         [job for job in jobs if job.series == target],
         [job for job in jobs if target in (job.run_dir.name, f"{job.name}/{job.run_dir.name}") or job.run_dir == path],
         [job for job in jobs if target in (job.name, job.job_name)],
+        _newest_series(jobs, target),
     ):
         if matches:
             return matches
     return []
+
+
+def _newest_series(jobs: Sequence[OurJob], name: str) -> list[OurJob]:
+    """The last series of a job's name, whose members have longer ones."""
+    stamped = re.compile(re.escape(name) + r"-\d{8}-\d{6}")
+    series = max((job.series for job in jobs if job.series and stamped.fullmatch(job.series)), default=None)
+    return [job for job in jobs if series and job.series == series]
 
 
 def newest(jobs: Sequence[OurJob]) -> list[OurJob]:
