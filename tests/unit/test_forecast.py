@@ -463,3 +463,17 @@ def test_what_rows_determine() -> None:
     assert determined(np.array([[1.0, 0.0], [1.0, 1.0]]))
     assert not determined(np.array([[1.0, 2.0], [2.0, 4.0]]))
     assert not determined(np.array([[1.0, 0.0]]))
+
+
+def test_a_wait_that_shrinks_with_the_batch_is_waited_so_elsewhere_too() -> None:
+    sizes = on(1, 2, 4, each=1)
+    steps = [truth(size, compute=COMPUTE / size.nodes) + 0.02 / size.nodes for size in sizes]
+    waits = [exactly(0.02 / size.nodes / step) for size, step in zip(sizes, steps, strict=True)]
+    found = forecast(line(sizes, steps, wait=waits), [run(size, batch=64 // size.nodes) for size in sizes], [], 0.7)
+    eight = Size(8, 8)
+    assert at(found, eight) == pytest.approx(truth(eight, compute=COMPUTE / 8) + 0.02 / 8, rel=1e-6)
+
+
+def test_a_line_of_very_many_nodes_is_looked_at_in_steps() -> None:
+    found = forecast(epochs([1, 1000, 1_000_000], [10.0, 9.0, 8.0]), [], [], 0.7)
+    assert len(found.curve) < 100

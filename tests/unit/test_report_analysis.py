@@ -11,7 +11,7 @@ np = pytest.importorskip("numpy")
 from phalanx.report import stats  # noqa: E402
 from phalanx.report.analyse import Options, analyse  # noqa: E402
 from phalanx.report.model import Forecast, Input, Line, Point, RunData, Size, Stat, Window, Work  # noqa: E402
-from phalanx.report.verdict import verdict  # noqa: E402
+from phalanx.report.verdict import recommended, verdict  # noqa: E402
 
 WORK = Work("train.py", parameters=1000, gradient_bytes=4000, batch_size=8, dataset=1600, precision="fp32")
 
@@ -222,3 +222,21 @@ def test_the_verdict(found, said):
 def test_a_refused_forecast_adds_nothing():
     found = line(point(1, 1), point(2, 0.9), forecast=Forecast(refused="too few points"))
     assert "forecast" not in verdict(found, 0.7)
+
+
+def test_strategies_at_one_size_are_compared_with_each_other():
+    runs = [replace(run(2, [9, seconds, seconds, seconds]), label=label)
+            for label, seconds in (("ddp", 8.0), ("deepspeed", 10.0), ("horovod", 9.0))]  # fmt: skip
+    (group,) = analyse(runs, [], Options()).groups
+    assert group.notes[0] == "at 1x2 ddp is fastest: 8.00 s an epoch, horovod 9.00 s (+12%), deepspeed 10.0 s (+25%)"
+
+
+def test_steps_of_the_warm_up_beside_steps_after_it_are_warned_of():
+    short = run(2, [9], 100)
+    found = analyse([run(1, [9, 8], 100), replace(short, steps=short.steps[:100])], [], Options())
+    assert any("ddp on 1x2: too few steps come after the warm-up" in warning for warning in found.warnings)
+
+
+def test_the_size_to_take_is_the_last_that_is_worth_it():
+    assert recommended(line(point(1, 1), point(2, 0.9), point(4, 0.5)), 0.7).size.ranks == 2
+    assert recommended(line(point(1, 1), point(2, 0.5), point(4, 0.9)), 0.7).size.ranks == 1

@@ -165,3 +165,12 @@ def test_another_time_of_an_epoch_is_no_run_and_repeats_may_lie_in_any_order(tmp
     times = {(run.size.nodes, run.run_id): run.epochs.tolist() for run in runs}
     assert sorted(times.values()) == [[[0, 4], [1, 3]], [[0, 8], [1, 6]], [[0, 9], [1, 5]]]
     assert "ddp on 2 nodes: another time of epoch 1" in item.left_out
+
+
+def test_times_and_nodes_that_cannot_be(tmp_path):
+    rows = [("ddp", 1, 0, 5), ("ddp", 1, 1, "1e300"), ("ddp", 2, 0, "1e-300"), ("ddp", "1e30", 0, 5)]
+    write_csv(tmp_path / "t.csv", rows, header="name,nodes,epoch_id,time")
+    (run,), (item,) = read(tmp_path)
+    assert run.epochs.tolist() == [[0, 5]]
+    assert "lines 3, 4" in "; ".join(item.left_out) or "line 3, line 4" in "; ".join(item.left_out)
+    assert "line 5: not a whole row, or a number of nodes that isn't one" in item.left_out

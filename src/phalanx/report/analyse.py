@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from .groups import Workload, by_workload, difference
-from .measure import Left, Measured, Options, few_epochs
+from .measure import Left, Measured, Options, few_epochs, in_first_epoch
 from .model import Analysis, Comparison, Forecast, Group, Input, Line, RunData, Size
 from .stats import Sample, exactly
 from .summary import WARM_UP_IS_IN
+from .text import percent, time
 from .verdict import growth, verdict
 
 __all__ = ["Options", "analyse"]
@@ -111,10 +112,12 @@ def _title(workload: Workload) -> str:
 
 
 def _notes(lines: Sequence[Line], workload: Workload) -> list[str]:
-    notes = [
+    ranking = _ranking([line for line in lines if not line.baseline])
+    notes = [ranking] if ranking else []
+    notes += [
         f"{line.label}: only {line.base.text} was run, so that there is no speedup to show"
         for line in lines
-        if len(line.points) == 1
+        if len(line.points) == 1 and not ranking
     ]
     for line in lines:
         own = [run for run in workload.runs if run.label == line.label]
@@ -125,6 +128,23 @@ def _notes(lines: Sequence[Line], workload: Workload) -> list[str]:
     if workload.weak:
         notes.append("weak scaling: the work grows with the size, so that the ideal is a constant time")
     return notes
+
+
+def _ranking(lines: Sequence[Line]) -> str:
+    """Strategies beside each other, at the largest size that all of them have."""
+    common = set.intersection(*({point.size for point in line.points} for line in lines)) if len(lines) > 1 else set()
+    if not common:
+        return ""
+    size = max(common, key=lambda size: (size.ranks or 0, size.nodes))
+    points = {line.label: next(point for point in line.points if point.size == size) for line in lines}
+    for of in ("epoch", "step"):
+        times = {label: stat.value for label, point in points.items() if (stat := getattr(point, of))}
+        if len(times) == len(lines):
+            (first, least), *others = sorted(times.items(), key=lambda item: item[1])
+            rest = ", ".join(f"{label} {time(value)} (+{percent(value / least - 1)})" for label, value in others)
+            article = "an" if of == "epoch" else "a"
+            return f"at {size.text} {first} is fastest: {time(least)} {article} {of}, {rest}"
+    return ""
 
 
 def _unlike(what: str, kind: str, names: set[str]) -> list[str]:
@@ -143,6 +163,12 @@ def _measured(
         )
     sizes = sorted({run.size for run in runs}, key=lambda size: _order(size, axis))
     found = {size: Measured([run for run in runs if run.size == size], options, raw, left) for size in sizes}
+    early = [size for size, own in found.items() if in_first_epoch(own.runs, options)]
+    if early and len(early) < len(found):
+        warnings.append(
+            f"{runs[0].label} on {', '.join(size.text for size in early)}: too few steps come after the warm-up, so "
+            "that its steps are of that, and the other sizes' aren't: run as many epochs everywhere"
+        )
     gone = [size for size, measured in found.items() if measured.nothing()]
     if gone:
         warnings.append(

@@ -68,7 +68,7 @@ def _lines(
         key=key,
         title=title,
         x_title="nodes" if group.axis == "nodes" else "nodes x ranks per node",
-        y_title=f"{title} ({unit})" if unit else title,
+        y_title=_y_title(title, unit, log),
         x_ticks=labels(places, sorted(sizes_of(group.lines), key=order(group.axis))),
         curves=tuple(curves),
         caption=caption,
@@ -76,6 +76,11 @@ def _lines(
         y_ticks=log_ticks(*bounds, doubling) if log else (),
         y_range=bounds,
     )
+
+
+def _y_title(title: str, unit: str, log: bool) -> str:
+    words = [*([unit] if unit else []), *(["log scale"] if log else [])]
+    return f"{title} ({', '.join(words)})" if words else title
 
 
 # --- against the smallest run
@@ -153,7 +158,7 @@ def forecast_time(group: Group, of: str) -> Lines | None:
     title, key = f"{of.capitalize()} time: measured and forecast", "forecast" if of == "step" else f"forecast_{of}"
     caption = f"The line is the model of the {of}, its band the model's error; points are what was measured."
     chart = _lines(sub, key, title, unit, places, curves, caption)
-    return chart and replace(chart, y_title=f"{of.capitalize()} time ({unit})")
+    return chart and replace(chart, y_title=_y_title(f"{of.capitalize()} time", unit, chart.log))
 
 
 def _forecast_places(group: Group, lines: Sequence[Line]) -> dict[Size, float]:

@@ -16,6 +16,8 @@ from .text import count, numbers
 
 _FEW = 5
 _PARTS = ("epoch-time", "gpu-energy-data", "communication-data", "computation-data")  # itwinai's folders, below a run's
+_SHORTEST, _LONGEST = 1e-6, 1e9  # seconds that an epoch can take
+_MOST_NODES = 1_000_000
 _BASELINE = " (baseline)"
 
 
@@ -110,6 +112,8 @@ def _runs_of(table: Table, root: Path, left_out: list[str]) -> list[RunData]:
             bad["not a whole row, or a number of nodes that isn't one"].append(where)
         elif seconds is None or not math.isfinite(seconds):
             bad["its time is not a number"].append(f"{where} ({name}, {size.text}, epoch {epoch})")
+        elif not _SHORTEST <= seconds <= _LONGEST and seconds > 0:
+            bad[f"a time that can't be ({_SHORTEST:g} to {_LONGEST:g} s can)"].append(where)
         elif seconds <= 0:
             bad["a time that isn't above zero: a clock ran backwards"].append(where)
         else:
@@ -124,7 +128,7 @@ def _runs_of(table: Table, root: Path, left_out: list[str]) -> list[RunData]:
 
 def _size(row: Mapping[str, str]) -> Size | None:
     nodes, ranks = whole(row.get("nodes")), whole(row.get("ranks"))
-    return Size(nodes, ranks or None) if nodes is not None and nodes > 0 else None
+    return Size(nodes, ranks or None) if nodes is not None and 0 < nodes <= _MOST_NODES else None
 
 
 def _passes(rows: list[tuple[int, float]], name: str, size: Size, left_out: list[str]) -> list[list[tuple[int, float]]]:

@@ -93,9 +93,9 @@ class Fit:
 class Model:
     """Times at sizes. With several fits nothing tells which is right: the value is their mean, the band spans all.
 
-    `input` is added at all sizes: (seconds, low, high). `hidden` is what may come to a size's time at most, beyond the
-    fit. `share` is the work of a rank at a size, relative to the base's. `others` are fits of another shape that the
-    times don't exclude: beyond the measured sizes the band reaches up to them.
+    `input` times `share` is added at each size: (seconds, low, high). `hidden` is what may come to a size's time at
+    most, beyond the fit. `share` is the work of a rank at a size, relative to the base's. `others` are fits of another
+    shape that the times don't exclude: beyond the measured sizes the band reaches up to them.
     """
 
     of: str  # "step" or "epoch"
@@ -111,17 +111,21 @@ class Model:
     network: bool = True  # whether anything was measured between nodes
 
     def at(self, size: Size) -> float:
-        return self.input[0] + sum(fit.at(size) for fit in self.fits) / len(self.fits)
+        return self._input(size)[0] + sum(fit.at(size) for fit in self.fits) / len(self.fits)
+
+    def _input(self, size: Size) -> tuple[float, float, float]:
+        share = self.share(size)
+        return self.input[0] * share, self.input[1] * share, self.input[2] * share
 
     def band(self, size: Size) -> tuple[float, float]:
         """Where 95 of 100 such sizes would be, if the columns are the right ones; wider beyond what was measured."""
-        value, bands = self.at(size), [fit.band(size) for fit in self.fits]
+        value, bands, waits = self.at(size), [fit.band(size) for fit in self.fits], self._input(size)
         beyond = max(0.0, math.log2(extent(size) / self.largest))
         wider = 1 + _PER_DOUBLING * beyond
-        low = value - wider * max(0.0, value - self.input[1] - min(low for low, _ in bands))
-        high = value + wider * max(0.0, max(high for _, high in bands) + self.input[2] - value)
+        low = value - wider * max(0.0, value - waits[1] - min(low for low, _ in bands))
+        high = value + wider * max(0.0, max(high for _, high in bands) + waits[2] - value)
         if beyond:
-            high = max(high, *(self.input[0] + fit.at(size) for fit in self.others), 0.0) + self.hidden(size)
+            high = max(high, *(waits[0] + fit.at(size) for fit in self.others), 0.0) + self.hidden(size)
         return max(low, 0.0), high
 
     def efficiency(self, size: Size, base: Size) -> float:
@@ -140,7 +144,7 @@ class Model:
         for size, time in self.measured:
             others = [fit.without(size) for fit in self.fits]
             if all(others):
-                value = self.input[0] + sum(fit.at(size) for fit in others if fit) / len(others)
+                value = self._input(size)[0] + sum(fit.at(size) for fit in others if fit) / len(others)
                 errors.append(abs(value / time - 1))
         return max(errors, default=None)
 

@@ -14,6 +14,7 @@ from .text import percent
 
 _FAR = 4  # times the largest measured size, beyond which it is a guess
 _SHORTEST = 1e-9  # seconds that something can take
+_EACH = 256  # nodes up to which every number is looked at
 _FARTHEST = 16  # times the largest measured size, beyond which nothing is said
 
 
@@ -75,11 +76,18 @@ def _path(sizes: Sequence[Size]) -> list[Size]:
     found: set[Size] = set()
     if ranks and first.nodes == 1:
         found |= {Size(1, number) for number in range(first.ranks or 1, ranks + 1)}
-    end = largest.nodes * _FARTHEST
-    found |= {Size(nodes, ranks and nodes * ranks) for nodes in range(first.nodes, end + 1)}
+    found |= {Size(nodes, ranks and nodes * ranks) for nodes in _counts(first.nodes, largest.nodes * _FARTHEST)}
     return sorted(
         (size for size in found if extent(size) >= extent(first)), key=lambda size: (extent(size), size.nodes)
     )
+
+
+def _counts(first: int, last: int) -> list[int]:
+    """Numbers of nodes: each, as long as they are few, then eight to a doubling."""
+    few = range(first, min(last, _EACH) + 1)
+    steps = math.ceil(8 * math.log2(last / _EACH)) if last > _EACH else 0
+    more = {min(last, round(_EACH * 2 ** (step / 8))) for step in range(1, steps + 1)}
+    return [*few, *sorted(count for count in more if count >= first)]
 
 
 def _most(model: Model, line: Line, path: Sequence[Size], wanted: float) -> Size | None:
@@ -113,18 +121,19 @@ def _warnings(model: Model, line: Line, shown: Sequence[Size], most: Size | None
     measured = [size for size, _ in model.measured]
     if not model.network and any(size.nodes > 1 for size in shown):
         found.append("all sizes are on one node, so that the network between nodes is taken to be as fast as within")
+    largest = max(line.points, key=lambda point: extent(point.size))
+    if line.of == "epoch" and model.of == "step" and largest.efficiency and largest.size in measured:
+        steps = model.efficiency(largest.size, line.base)
+        if steps - largest.efficiency.value > 0.05:
+            return [
+                *found,
+                f"at {largest.size.text} whole epochs keep {percent(largest.efficiency.value)}, steps alone "
+                f"{percent(steps)}: what is outside the steps isn't in the forecast",
+            ]
     if most and extent(most) > _FAR * model.largest:
         found.append(
             f"{most.text} is {extent(most) / model.largest:.3g} times the largest that was run: measure on the way"
         )
     if most and extent(most) >= _FARTHEST * model.largest:
         found.append(f"{most.text} is the farthest that is looked at: {percent(wanted)} may be kept beyond it")
-    largest = max(line.points, key=lambda point: extent(point.size))
-    if line.of == "epoch" and model.of == "step" and largest.efficiency and largest.size in measured:
-        steps = model.efficiency(largest.size, line.base)
-        if steps - largest.efficiency.value > 0.05:
-            found.append(
-                f"at {largest.size.text} whole epochs keep {percent(largest.efficiency.value)}, steps alone "
-                f"{percent(steps)}: what is outside the steps isn't in the forecast"
-            )
     return found

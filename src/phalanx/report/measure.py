@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -130,7 +131,7 @@ def _warm_steps(run: RunData, options: Options, left: Left) -> Numbers:
     """Without the first epochs, where enough steps remain; else without the first steps, or half of very few."""
     if not len(run.steps):
         return run.steps
-    cold = run.steps[:, 1] < run.steps[0, 1] + options.warmup_epochs
+    cold = _cold(run, options)
     if len(cold) - cold.sum() < _ENOUGH_STEPS:
         first = min(options.warmup_steps, len(cold) // 2)
         cold = np.arange(len(cold)) < first
@@ -139,6 +140,15 @@ def _warm_steps(run: RunData, options: Options, left: Left) -> Numbers:
     for row in run.restarts:
         cold[row : row + options.warmup_steps] = True
     return run.steps if cold.all() else np.asarray(run.steps[~cold])
+
+
+def in_first_epoch(runs: Sequence[RunData], options: Options) -> bool:
+    """Whether some run's steps that count are of the epochs that are warm-up elsewhere: too few come after them."""
+    return any(len(run.steps) and _cold(run, options).sum() > len(run.steps) - _ENOUGH_STEPS for run in runs)
+
+
+def _cold(run: RunData, options: Options) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    return np.asarray(run.steps[:, 1] < run.steps[0, 1] + options.warmup_epochs)
 
 
 def few_epochs(runs: Sequence[RunData], warmup: int) -> bool:

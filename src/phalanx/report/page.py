@@ -16,7 +16,7 @@ from .model import Analysis, Forecast, Group, Line, Point, Stat
 from .page_charts import Drawing
 from .palette import LIGHT, Look, looks
 from .text import count, digits, percent, ratio, time
-from .verdict import verdict
+from .verdict import recommended, verdict
 
 _MOST_DRAWN = 12  # groups with plots: a report of hundreds of workloads has tables for the others
 _FEW = 8  # warnings shown before one asks for the rest
@@ -97,7 +97,9 @@ def _verdicts(analysis: Analysis, own: dict[str, Look]) -> str:
 
 def _card(line: Line, analysis: Analysis, look: Look, head: str) -> str:
     sentence = line.verdict or verdict(line, analysis.efficiency_wanted)
-    figures = "".join(f"<div><dt>{html.escape(what)}</dt><dd>{value}</dd></div>" for what, value in _headline(line))
+    figures = "".join(
+        f"<div><dt>{html.escape(what)}</dt><dd>{value}</dd></div>" for what, value in _headline(line, analysis)
+    )
     return (
         f'<article class="card" style="--look: var(--c{look.colour}, {LIGHT[look.colour]})">'
         f'<{head}><span class="swatch{" hollow" * look.hollow}"></span>{text(line.label, 80)}</{head}>'
@@ -105,9 +107,9 @@ def _card(line: Line, analysis: Analysis, look: Look, head: str) -> str:
     )
 
 
-def _headline(line: Line) -> list[tuple[str, str]]:
-    """The largest run against the smallest; or how long the only one took."""
-    point = line.points[-1]
+def _headline(line: Line, analysis: Analysis) -> list[tuple[str, str]]:
+    """The size to take against the smallest; or how long the only one took."""
+    point = recommended(line, analysis.efficiency_wanted)
     where = f"at {point.size.text}"
     if len(line.points) > 1 and point.speedup and point.efficiency:
         found = [

@@ -101,8 +101,9 @@ class Steps:
         )
 
     def _waiting(self) -> tuple[float, float, float]:
-        waits = self.waits or [0.0]
-        return sum(waits) / len(waits), min(waits), max(waits)
+        """Mean, least and most of a rank's whole share of work: a smaller batch is waited for less."""
+        waits = [wait / self.share(point.size) for point, wait in zip(self.points, self.waits or (), strict=False)]
+        return (sum(waits) / len(waits), min(waits), max(waits)) if waits else (0.0, 0.0, 0.0)
 
     def _input(self) -> Term:
         if self.waits is None:

@@ -63,7 +63,7 @@ def between(stat: Stat, show: Callable[[float], str] = ratio) -> str:
     if stat.count < 2 or stat.low == stat.high:
         return ""
     low, high = show(stat.low), show(stat.high)
-    return f"{low.removesuffix('%')}–{high}" if low != high else high
+    return f"{low.removesuffix('%')}–{high}" if low != high else ""
 
 
 def count(number: int, what: str) -> str:

@@ -28,6 +28,16 @@ def verdict(line: Line, wanted: float) -> str:
     return f"{_worth(line, kept, wanted)}{_beyond(line, kept, wanted)}"
 
 
+def recommended(line: Line, wanted: float) -> Point:
+    """The largest size before one that isn't worth it."""
+    kept = line.points[0]
+    for point in line.points[1:]:
+        if not _keeps(point, wanted):
+            break
+        kept = point
+    return kept
+
+
 def _keeps(point: Point, wanted: float) -> bool:
     return point.efficiency is not None and point.efficiency.value >= wanted
 
