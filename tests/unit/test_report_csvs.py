@@ -174,3 +174,11 @@ def test_times_and_nodes_that_cannot_be(tmp_path):
     assert run.epochs.tolist() == [[0, 5]]
     assert "lines 3, 4" in "; ".join(item.left_out) or "line 3, line 4" in "; ".join(item.left_out)
     assert "line 5: not a whole row, or a number of nodes that isn't one" in item.left_out
+
+
+def test_rows_with_more_fields_than_the_header_are_no_rows(tmp_path):
+    """As decimal commas make them."""
+    (tmp_path / "t.csv").write_text("name,nodes,epoch_id,time\nddp,1,0,10,5\nddp,1,1,9\nddp,1,2,8,\n")
+    (run,), (item,) = read(tmp_path)
+    assert run.epochs.tolist() == [[1, 9], [2, 8]]
+    assert "line 2: not a whole row, or a number of nodes that isn't one" in item.left_out

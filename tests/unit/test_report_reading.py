@@ -270,3 +270,15 @@ def test_all_reduce_rows_are_rank_zeros(tmp_path):
     run, looked_at = read_run(tmp_path)
     assert run.allreduce.tolist() == [[1024, 0.001, 20]]
     assert "1 size of an all-reduce" in looked_at.used
+
+
+def test_a_run_that_never_began_is_named(tmp_path):
+    write_run(tmp_path / "runs" / "train" / "one", [9.0, 8.0])
+    never = tmp_path / "runs" / "train" / "two"
+    never.mkdir()
+    (never / "plan.json").write_text("{}")
+    runs, inputs = gather([str(tmp_path / "runs")], tmp_path / "runs")
+    assert [run.run_id for run in runs] == ["one"]
+    assert [(item.path.name, item.left_out) for item in inputs if not item.used] == [
+        ("two", ("no records: the run never began",))
+    ]

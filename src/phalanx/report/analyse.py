@@ -87,15 +87,25 @@ def _group(
             measured[label] = sizes
             line = _line(label, sizes, options, workload.weak, notes)
             line = replace(line, forecast=_forecast(line, own, benchmarks, options))
-            lines.append(replace(line, verdict=verdict(line, options.efficiency)))
+            lines.append(replace(line, verdict=_verdict(line, sizes, options)))
+    ranking = _ranking([line for line in lines if not line.baseline])
+    if ranking:
+        alone = "One size was run: see how it compares with the others."
+        lines = [replace(line, verdict=alone) if len(line.points) == 1 else line for line in lines]
     return Group(
         title=_title(workload),
         work=workload.work,
         axis=axis,
         lines=tuple(lines),
         comparisons=tuple(_comparisons(measured, [line.label for line in lines if line.baseline])),
-        notes=tuple(dict.fromkeys([*notes, *_notes(lines, workload)])),
+        notes=tuple(dict.fromkeys([*([ranking] if ranking else []), *notes, *_notes(lines, workload, ranking)])),
     )
+
+
+def _verdict(line: Line, sizes: Mapping[Size, Measured], options: Options) -> str:
+    if line.of != "epoch" and len({in_first_epoch(own.runs, options) for own in sizes.values()}) > 1:
+        return "Nothing can be said: the steps of some sizes are of their warm-up, those of others aren't (see above)."
+    return verdict(line, options.efficiency)
 
 
 def _title(workload: Workload) -> str:
@@ -111,10 +121,8 @@ def _title(workload: Workload) -> str:
     return f"{', '.join(workload.names)}: {', '.join(parts) or 'workload not recorded'}"
 
 
-def _notes(lines: Sequence[Line], workload: Workload) -> list[str]:
-    ranking = _ranking([line for line in lines if not line.baseline])
-    notes = [ranking] if ranking else []
-    notes += [
+def _notes(lines: Sequence[Line], workload: Workload, ranking: str) -> list[str]:
+    notes = [
         f"{line.label}: only {line.base.text} was run, so that there is no speedup to show"
         for line in lines
         if len(line.points) == 1 and not ranking

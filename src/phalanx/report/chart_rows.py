@@ -25,14 +25,14 @@ def side_by_side(group: Group, quantity: Quantity) -> Rows | None:
 
 def breakdown(group: Group) -> Rows | None:
     """What a step is spent on, as far as it is known."""
-    points = [(line, point) for line in group.lines for point in line.points if _known(point)]
+    points = [(line, point) for line in group.lines for point in line.points if _shares(point)]
     if not points:
         return None
     shares = [_shares(point) for _, point in points]
     names = {
-        "wait": "data wait",
+        "rest": "compute",
         "exposed": "exposed communication",
-        "rest": "compute and rest",
+        "wait": "waiting: data, host",
         "unknown": "not profiled",
     }
     parts = [
@@ -45,18 +45,17 @@ def breakdown(group: Group) -> Rows | None:
         if any(own.get(role) for own in shares)
     ]
     rows = tuple((f"{line.label} {point.size.text}", line.label) for line, point in points)
-    caption = "Waiting is measured in all steps, exposed communication in the profiled window."
+    caption = "Of the profiled window, where there is one; else the wait for data in all steps."
     return Rows("breakdown", "What a step is spent on", "share of a step (%)", "stack", rows, tuple(parts), caption)
 
 
-def _known(point: Point) -> bool:
-    return drawable(point.wait) is not None or drawable(point.exposed) is not None
-
-
 def _shares(point: Point) -> dict[str, float]:
-    wait, exposed = drawable(point.wait), drawable(point.exposed)
-    found = {"wait": wait.value if wait else 0.0, "exposed": exposed.value if exposed else 0.0}
-    return {**found, "rest" if exposed else "unknown": max(0.0, 1 - sum(found.values()))}
+    """Parts of one whole: the profiled window, or else all steps."""
+    wait, compute, exposed = drawable(point.wait), drawable(point.compute), drawable(point.exposed)
+    if compute and exposed:
+        rest = max(0.0, 1 - compute.value - exposed.value)
+        return {"rest": compute.value, "exposed": exposed.value, "wait": rest}
+    return {"wait": wait.value, "unknown": 1 - wait.value} if wait else {}
 
 
 def _share(line: Line, point: Point, name: str, share: float | None) -> Mark | None:

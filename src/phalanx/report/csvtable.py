@@ -46,7 +46,12 @@ def read_table(path: Path) -> Table:
         return Table(path, reason=f"its columns are {few(header)}: expected {_expected()}")
     if len(rows) == 1:
         return Table(path, kind, reason="no rows below its header")
-    return Table(path, kind, [dict(zip(header, row, strict=False)) for row in rows[1:]])
+    return Table(path, kind, [_named(header, row) for row in rows[1:]])
+
+
+def _named(header: Sequence[str], row: Sequence[str]) -> dict[str, str]:
+    """Nothing of a row with more fields than the header has, as decimal commas make them."""
+    return {} if any(row[len(header) :]) else dict(zip(header, row, strict=False))
 
 
 def _expected() -> str:

@@ -112,6 +112,8 @@ def _walk(folder: Path, found: Found, depth: int = _DEPTH) -> list[Path]:
     elif {"summary.md", "points.csv"} <= names:
         return []
     inside = is_run(folder) or (folder / "plan.json").exists()
+    if inside and not is_run(folder):
+        found.runs.append(folder)  # it never began, which is said
     csvs = [] if inside else [Path(entry.path) for entry in entries if entry.name.lower().endswith(".csv")]
     for entry in entries if depth else ():
         if entry.is_dir() and entry.name not in _NOT_INTO:

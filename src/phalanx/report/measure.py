@@ -89,6 +89,7 @@ class Measured:
             speedup=_stat(speedup),
             efficiency=_stat(efficiency),
             wait=_stat(self.wait),
+            compute=self._of_runs([window.compute / window.seconds for window in windows]),
             communication=self._of_runs([window.communication / window.seconds for window in windows]),
             exposed=self._of_runs([window.exposed / window.seconds for window in windows]),
             gpu_utilisation=self._of_runs([run.gpu_utilisation for run in self.runs]),

@@ -122,7 +122,8 @@ class Point:
     speedup: Stat | None = None  # against the line's base
     efficiency: Stat | None = None
     wait: Stat | None = None  # share of the step
-    communication: Stat | None = None  # share of the profiled window
+    compute: Stat | None = None  # share of the profiled window in kernels
+    communication: Stat | None = None  # share of it in collectives
     exposed: Stat | None = None  # share of it in collectives with nothing beside them
     gpu_utilisation: Stat | None = None  # percent
     energy: Stat | None = None  # joules a run

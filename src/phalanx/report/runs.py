@@ -66,8 +66,8 @@ class _Reader:
         return Input(self.folder, "run", used, tuple(self.left_out), tuple(self.notes))
 
     def _files(self) -> list[Lines]:
-        files, bad = [], 0
-        for path in sorted((self.folder / "records").iterdir()):
+        files, bad, folder = [], 0, self.folder / "records"
+        for path in sorted(folder.iterdir() if folder.is_dir() else ()):
             if not _FILE.fullmatch(path.name):
                 continue
             try:
@@ -135,7 +135,7 @@ class _Reader:
             device=None if baseline and start.device == "cpu" else start.device,  # made before the GPU was used?
             epochs=self._epochs(merged_epochs(files, limits, self.left_out), profiled),
             steps=steps.rows[used],
-            window=_window(profiles),
+            window=self._window(profiles),
             gpu_utilisation=gpus.utilisation(records),
             energy=gpus.energy(records),
             peak_device=_most([record.device for record in _of(records, Peak)]),
@@ -145,6 +145,11 @@ class _Reader:
             allreduce=np.array([(row.bytes, row.seconds, row.repeats) for row in _of(records, AllReduce)
                                 if row.rank == start.rank], dtype=float).reshape(-1, 3),
         )  # fmt: skip
+
+    def _window(self, profiles: Sequence[Profile]) -> Window | None:
+        if any(profile.communication != profile.communication for profile in profiles):  # NaN
+            self.notes.append("the profiler doesn't see its collectives (Horovod's on a CPU): compute alone is known")
+        return _window(profiles)
 
     def _without_profiled(self, rows: Numbers, profiles: Sequence[Profile]) -> tuple[Any, set[int]]:
         """Which steps count, and the epochs that have a profiled window in them: such steps are slower."""
