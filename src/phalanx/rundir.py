@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import shutil
@@ -82,6 +81,8 @@ def run_dirs_of_series(root: str | Path, name: str) -> list[Path]:
 
 
 def _series_of(note: Path) -> str | None:
+    import json  # ranks import this module, and have no use for it
+
     try:
         series = json.loads(note.read_text(encoding="utf-8"))["series"]
     except (OSError, ValueError, KeyError, TypeError):  # no note of ours
