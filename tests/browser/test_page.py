@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from phalanx.report.chart_values import Rows
 from phalanx.report.charts import charts_of
 from phalanx.report.palette import contrast
 from tests import report_fixture as fixture
@@ -51,7 +52,8 @@ def test_every_chart_that_has_data_is_drawn_with_units(usual: Opened) -> None:
     for chart, (x, y, drawn, spoken) in zip(charts, titles, strict=True):
         assert drawn > 0
         assert chart.title in spoken
-        assert units.get(chart.key, "").replace("%", "&#37;") in y, chart.key
+        assert units.get(chart.key, "").replace("%", "&#37;").removesuffix(")") in y, chart.key
+        assert isinstance(chart, Rows) or ("log scale" in y) == chart.log
         assert x
 
 
