@@ -21,6 +21,8 @@ rank, size, run_dir = os.environ["RANK"], os.environ["WORLD_SIZE"], pathlib.Path
 with open("order", "a") as order:
     if rank == "0": order.write(f"{run_dir.parent.name}/{run_dir.name} {sys.argv[1:]}\\n")
 if "ddp-1x2" in str(run_dir) and rank == "1" and not os.path.exists("mended"):
+    while run_dir.name not in pathlib.Path("order").read_text():  # else rank 0 might be ended before it wrote
+        time.sleep(0.02)
     raise ValueError("not yet")
 if "fsdp-1x1" in str(run_dir) and not os.path.exists("mended"):
     time.sleep(120)
