@@ -55,16 +55,6 @@ def scan(argv: Collection[str], script: bool, flags: Collection[str] = (), value
     return scanner.done(None)
 
 
-def require_script(scanned: Scanned, command: str) -> str:
-    """The script, or a UsageError that shows how one is given."""
-    if scanned.script is None:
-        raise UsageError(
-            f"no script given: expected phalanx {command} [options] SCRIPT [script arguments]; "
-            f"see phalanx {command} --help"
-        )
-    return scanned.script
-
-
 @dataclass
 class _Scanner:
     rest: list[str]

@@ -263,7 +263,7 @@ class Run:
             self._saver.save_if_due()
         for tracker in self._trackers:
             tracker.close()
-        session.measure.close(session.step)
+        session.measure.close(session.step, failed=exception is not None)
         session.writer.write(Exit(step=session.step, seconds=seconds, exception=reason))
         session.writer.close()
         how, why = ("failed", f": {reason}") if reason else ("done", "")

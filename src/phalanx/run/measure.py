@@ -66,8 +66,9 @@ class Measure:
             )
         )
 
-    def close(self, step: int) -> None:
-        self.window.close()
+    def close(self, step: int, failed: bool) -> None:
+        if not failed:  # a GPU that failed can't be waited for
+            self.window.close()
         if self._sampler is not None:
             self._sampler.close()
         self.peak(step)
