@@ -8,6 +8,7 @@ with the same variables and log.
 
 from __future__ import annotations
 
+import atexit
 import builtins
 import errno
 import faulthandler
@@ -29,6 +30,7 @@ USAGE = "usage: python -m phalanx.worker SCRIPT [ARGUMENT]... | --exec COMMAND [
 EXEC = "--exec"
 LOCAL_RANK = ("--local_rank", "--local-rank")
 INTERRUPTED = 130
+_GLOO_FINISHES = 0.05  # s; its threads only wait for the interpreter, which sleeping gives up
 
 
 @dataclass(frozen=True)
@@ -145,6 +147,7 @@ def exit_status(code: object) -> int:
 
 
 def _run(script: Path, arguments: list[str], me: Rank) -> None:
+    atexit.register(_let_gloo_finish)  # before the script's own, so that it comes after them
     sys.argv = arguments
     if not getattr(sys.flags, "safe_path", sys.flags.isolated):
         sys.path[0] = str(script.resolve().parent)
@@ -164,6 +167,14 @@ def _run(script: Path, arguments: list[str], me: Rank) -> None:
         failed = _below(error, code)
     if failed is not None:  # outside the handler, as the script's own hook must see no exception in flight
         _fail(failed, me)
+
+
+def _let_gloo_finish() -> None:
+    """Its threads need the interpreter to let go of a collective's tensors, and abort the process if it is ending."""
+    if "torch.distributed" in sys.modules:
+        import time
+
+        time.sleep(_GLOO_FINISHES)
 
 
 def _main_module(script: Path) -> ModuleType:

@@ -56,8 +56,12 @@ def losses(output: str) -> list[float]:
 
 
 def warm_epoch(run_dir: Path) -> float:
-    """Seconds of an epoch but the first, as rank 0 recorded them."""
-    return fmean(r.seconds for r in read_records(run_dir) if isinstance(r, Epoch) and r.rank == 0 and r.epoch > 0)
+    """Seconds of an epoch but the first; one is as long as its slowest rank says."""
+    longest: dict[int, float] = {}
+    for record in read_records(run_dir):
+        if isinstance(record, Epoch) and record.epoch > 0:
+            longest[record.epoch] = max(record.seconds, longest.get(record.epoch, 0.0))
+    return fmean(longest.values())
 
 
 def table(folder: Path, name: str) -> list[dict[str, str]]:

@@ -274,6 +274,19 @@ def test_a_worker_costs_little_and_imports_no_torch(tmp_path: Path) -> None:
     assert "json" not in loaded
 
 
+@pytest.mark.slow
+def test_a_script_that_ends_right_after_a_collective_is_not_aborted(tmp_path: Path) -> None:
+    """Gloo's thread wants the interpreter for the tensors' end; here it would often get it too late."""
+    script = write(tmp_path / "s.py", """
+        import sys, torch, torch.distributed as dist
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        sys.setswitchinterval(100)
+        for _ in range(4):
+            dist.all_reduce(torch.ones(1_000_000), async_op=True)
+        """)  # fmt: skip
+    assert [run(script, rank=0, world=1, run_dir=tmp_path).returncode for _ in range(6)] == [0] * 6
+
+
 def test_exit_status_is_pythons() -> None:
     assert [exit_status(code) for code in (None, 0, 3, -1, 256, True, "text", "")] == [0, 0, 3, 255, 0, 1, 1, 1]
 
