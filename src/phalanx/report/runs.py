@@ -108,7 +108,7 @@ class _Reader:
         ended = {record.rank: record.exception for record in exits if record.attempt == start.attempt}
         failed = [f"rank {rank}: {text.splitlines()[0][:100]}" for rank, text in sorted(ended.items()) if text.strip()]
         if failed:
-            self.notes.append(f"the run failed ({failed[0]}): what came before counts")
+            self.notes.append(f"the run failed ({failed[0]})")
         elif newest - set(ended):
             self.notes.append(
                 f"no end is recorded ({numbers('rank', newest - set(ended))}): it runs still, or was killed"
