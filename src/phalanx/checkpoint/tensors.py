@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from ..errors import CheckpointError, UsageError
@@ -75,11 +76,16 @@ def room_for_optimizer(
         if parameter is None:
             continue  # reported as an unexpected key
         dtype = metadata.properties.dtype
-        if metadata.size == parameter.shape and parameter.dim() > 0:
+        if metadata.size == parameter.shape and _is_placed(key, parameter):
             room[key] = torch.zeros_like(parameter, dtype=dtype, requires_grad=False)
         else:
             room[key] = torch.zeros(metadata.size, dtype=dtype)
     return room
+
+
+def _is_placed(key: str, parameter: nn.Parameter) -> bool:
+    """Whether a state of the parameter's shape lies as it does. A scalar's might be a plain count."""
+    return parameter.dim() > 0 or (isinstance(parameter, DTensor) and not key.endswith("/step"))
 
 
 def room_for_rng(rank: int, saved: Mapping[str, Any]) -> dict[str, Tensor]:

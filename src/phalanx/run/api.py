@@ -163,10 +163,9 @@ class Run:
 
     def clip_grad_norm(self, model: nn.Module, max_norm: float, norm_type: float = 2.0) -> Tensor | None:
         """Clip the model's gradients over all ranks; the norm before clipping (None while accumulating)."""
-        session = self._session
-        if session.gradients.holding:
+        if self._session.gradients.holds(model):
             return None
-        self.grad_norm = session.gradients.clip(model, session.contents.optimizers, max_norm, norm_type)
+        self.grad_norm = self._session.gradients.clip(model, max_norm, norm_type)
         return self.grad_norm
 
     def stop(self) -> None:

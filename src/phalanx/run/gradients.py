@@ -1,4 +1,4 @@
-"""What a backward pass weighs, when an optimizer may step, and the proxies that obey it.
+"""What a backward pass weighs, and when clipping, stepping and clearing act.
 
 The gradient of a group (the micro-batches of one optimizer step) is that of the mean loss over all its
 samples on all ranks, however unevenly they lie: rank r's mean loss over n samples is weighted n·W/N, where
@@ -7,21 +7,22 @@ N counts the group's samples over W ranks and the engine averages over ranks.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from ..config.schema import LrScalingSettings
 from ..data.groups import Micro
 from ..errors import UsageError
 from ..strategies.base import Strategy, parameters_of
 from .reduce import reduce
+from .weights import Weights
+
+if TYPE_CHECKING:
+    from .proxies import OptimizerProxy
 
 
 class Gradients:
@@ -32,84 +33,104 @@ class Gradients:
         self.world_size = strategy.comm.world_size
         self.scaler = scaler
         self.models: list[nn.Module] = []
+        self.optimizers: list[OptimizerProxy] = []
+        self.weights = Weights()
         self.micro: Micro | None = None
         self.group_total = 0
-        self.last = True  # whether `micro` is its group's last
+        self.number = 0  # of the micro-batch in hand, over the whole run
+        self.group = 0  # of its group
+        self.first = True  # whether `micro` is its group's first
+        self.last = True  # … or last
         self.inside = False  # whether the code runs in `accumulate`
         self.stepped = False  # whether an optimizer stepped since the group began
-        self.optimizers = 0  # how many are prepared
+        self._entered: Collection[nn.Module] | None = None  # what `accumulate` was told of in this micro-batch
+        self._accumulates = False  # whether the group has been in `accumulate`
         self._backed = False  # whether `micro` has had a backward pass
         self._gathered = False  # whether earlier ones of its group have
         self._used = False  # whether `backward` is what makes gradients
-        self._own_weights: list[Any] = []  # of backward passes with an explicit weight, until normalised
-        self._weighed: Micro | None = None  # the batch whose weight is the last of these
-        self._reference = 1.0
+        self._watching = False  # whether each optimizer learns which passes reach it
         self._update_scale = False
         self._unscaled: set[int] = set()
+
+    # Where the code is.
+
+    @property
+    def accumulating(self) -> bool:
+        """Whether the micro-batch in hand is, or was, in `accumulate`: what follows belongs to its group too."""
+        return self.inside or self._entered is not None
 
     @property
     def holding(self) -> bool:
         """Whether steps must wait for the group's last micro-batch."""
-        return self.inside and not self.last
-
-    def begin(self, micro: Micro, group_total: int, last: bool, first: bool) -> None:
-        """The loop hands out `micro`."""
-        self.micro, self.group_total, self.last = micro, group_total, last
-        self._gathered, self._backed = not first and (self._gathered or self._backed), False
-        if first:
-            self.stepped = False
-
-    @property
-    def clearing(self) -> bool:
-        """Whether clearing gradients is meant: at a group's beginning, and once its last batch has had its pass. In
-        between it would lose what the group has gathered. (Who calls `loss.backward()` is seen at the end only.)"""
-        if not self.inside:
-            return True
-        begun = self._backed or self._gathered
-        return (self._backed or not begun) if self.last else (self._used and not begun)
-
-    def cleared(self) -> None:
-        """An optimizer's gradients are gone; so are, if it is the only one, the weights of their backward passes."""
-        if self.optimizers == 1:
-            self._own_weights.clear()
-            self._weighed = None
+        return self.accumulating and not self.last
 
     @property
     def grouped(self) -> bool:
         """Whether the group in hand has more than one micro-batch."""
-        return self.micro is not None and self.group_total != self.micro.total
+        return not (self.first and self.last)
+
+    @property
+    def complete(self) -> bool:
+        """Whether the group's steps have all been taken."""
+        return self.last and self.stepped and all(proxy.called == self.number for proxy in self.optimizers)
+
+    def begin(self, micro: Micro, group_total: int, last: bool, first: bool) -> None:
+        """The loop hands out `micro`."""
+        self.micro, self.group_total, self.first, self.last = micro, group_total, first, last
+        self.number += 1
+        self._gathered, self._backed = not first and (self._gathered or self._backed), False
+        self._entered = None
+        if first:
+            self.stepped = self._accumulates = False
+            self.group = self.number
+            if self.weights:
+                self.weights.forget()
+            if not last and len(self.optimizers) > 1 and not self._watching:
+                self._watch()
 
     def end(self) -> None:
         """The loop is over; a backward outside it weighs 1."""
-        self.micro, self.last = None, True
+        self.micro, self.first, self.last, self._entered, self._accumulates = None, True, True, None, False
+        self.number += 1
+
+    def enter(self, models: Collection[nn.Module]) -> None:
+        """`accumulate` begins, for these of the user's modules."""
+        self.inside = self._accumulates = True
+        self._entered = models
+
+    def _told(self, models: Iterable[nn.Module]) -> bool:
+        """Whether `accumulate` was told of one of `models`; without any it means all."""
+        return not self._entered or any(model in self._entered for model in models)
+
+    def _watch(self) -> None:
+        """With several optimizers, note which of them each backward pass reaches."""
+        self._watching = True
+        for proxy in self.optimizers:
+            for parameter in parameters_of(proxy.optimizer):
+                if parameter.requires_grad:
+                    parameter.register_post_accumulate_grad_hook(proxy.reached)  # type: ignore[no-untyped-call]
+
+    # Backward.
 
     def factor(self, weight: Any) -> Any:
         """What the loss of the current micro-batch is multiplied with."""
         if weight is not None:
             if self.micro is not None and self.micro.local == 0:
                 weight = 0.0  # a repeated batch, which another step has counted
-            self._note_weight(weight)
-            return weight * (self.world_size / self._reference)
-        if self._own_weights:
+            self.weights.note(weight, self.micro)
+            return self.weights.share(weight, self._trained()) * self.world_size
+        if self.weights:
             raise UsageError(
                 "backward(loss) after backward(loss, weight=…) in one step: give all of a step's a weight, or none"
             )
         if self.micro is None:
             return 1.0
-        total = self.group_total if self.inside else self.micro.total
+        total = self.group_total if self.accumulating else self.micro.total
         return self.micro.local * self.world_size / total if total else 0.0
 
-    def _note_weight(self, weight: Any) -> None:
-        """A batch counts once, however many losses it has."""
-        if self.micro is not None and self._weighed is self.micro:
-            if float(weight) != float(self._own_weights[-1]):
-                raise UsageError(
-                    f"backward(weight={float(weight):g}) after weight={float(self._own_weights[-1]):g} on the same "
-                    "batch: add such losses up, or give them one weight"
-                )
-            return
-        self._own_weights.append(weight)
-        self._weighed = self.micro
+    def _trained(self) -> Iterator[nn.Parameter]:
+        for proxy in self.optimizers:
+            yield from parameters_of(proxy.optimizer)
 
     def backward(self, loss: Tensor, weight: Any) -> None:
         self.update_scale()
@@ -123,20 +144,24 @@ class Gradients:
         if not self.holding:
             self.strategy.settle(())
 
-    def normalise(self) -> None:
-        """Divide by the sum of explicit weights, which is known only now."""
-        if not self._own_weights:
+    # Clip, step, clear.
+
+    def normalise(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Divide by the sum of explicit weights, which is known only now.
+
+        In a group each parameter is divided at its own first clipping or step, as another model's passes may still be
+        to come; outside, where nobody knows what a step's passes are, all are at the first.
+        """
+        if not self.weights:
             return
-        mine = sum(float(weight) for weight in self._own_weights)
-        self._own_weights.clear()
-        self._weighed = None
-        total = self.strategy.comm.all_reduce(torch.tensor([mine], dtype=torch.float64), "sum").item()
-        if not total > 0:
-            raise UsageError(f"the weights of this step's backward passes sum to {total}: expected a sum above 0")
-        for model in self.models:
-            self.strategy.settle(model.parameters())
-        self.strategy.scale_gradients(self.models, self._reference / total)
-        self._reference = total  # near enough to the next step's to keep fp16 in range
+        factor = self.weights.divisor(self.strategy.comm)
+        if not self.accumulating:
+            parameters = [p for model in self.models for _, p in self.strategy.held(model)]
+        left = self.weights.left(parameters)
+        self.strategy.settle(left)
+        self.strategy.scale_gradients(left, factor)
+        if not self.accumulating:
+            self.weights.forget()
 
     def unscale(self, optimizer: Optimizer) -> None:
         """True gradients again under fp16, once a step."""
@@ -144,26 +169,75 @@ class Gradients:
             self.scaler.unscale_(optimizer)
             self._unscaled.add(id(optimizer))
 
-    def clip(self, model: nn.Module, optimizers: list[Optimizer], max_norm: float, norm_type: float) -> Tensor:
-        self.strategy.settle(model.parameters())
+    def holds(self, model: nn.Module) -> bool:
+        """Whether clipping `model` must wait for the group's last micro-batch."""
+        return self.holding and (self.inside or self._told([self.strategy.unwrap(model)]))
+
+    def clip(self, model: nn.Module, max_norm: float, norm_type: float) -> Tensor:
+        self.strategy.settle(p for _, p in self.strategy.held(model))
         if self.scaler is not None:
-            own = {id(parameter) for parameter in model.parameters()}
-            for optimizer in optimizers:
-                if any(id(parameter) in own for parameter in parameters_of(optimizer)):
-                    self.unscale(optimizer)
-        self.normalise()
+            own = {id(p) for _, p in self.strategy.held(model)}
+            for proxy in self.optimizers:
+                if any(id(parameter) in own for parameter in parameters_of(proxy.optimizer)):
+                    self.unscale(proxy.optimizer)
+        self.normalise(p for _, p in self.strategy.held(model))
         return self.strategy.clip_grad_norm(model, max_norm, norm_type)
+
+    def waits(self, proxy: OptimizerProxy) -> bool:
+        """Whether a step of `proxy` must wait for the group's last micro-batch."""
+        if not self.inside and self._entered is not None and self.grouped and not self._told(proxy.models):
+            raise UsageError(
+                "optimizer.step() after run.accumulate(), of a model that it was not told of: its backward pass was "
+                "weighed as a part of the group. Name all models of the loop, run.accumulate(a, b), or train this one "
+                "before the accumulate block"
+            )
+        return self.holding
 
     def step(self, optimizer: Optimizer, closure: Callable[[], Any] | None) -> Any:
         self.stepped = True
         if closure is not None:
             return optimizer.step(self._agreeing(optimizer, closure))
+        self._check_averaged()
         self.strategy.settle(parameters_of(optimizer))
-        self.normalise()
+        self.normalise(parameters_of(optimizer))
         if self.scaler is None:
             return self.strategy.step(optimizer)
         self._update_scale = True
         return self.scaler.step(optimizer)
+
+    def _check_averaged(self) -> None:
+        """Gradients that were held back are averaged by the last micro-batch's backward pass, with its own."""
+        if self._gathered and not self._backed and not self.strategy.averages_held and self.accumulating:
+            raise UsageError(
+                "the last batch of this accumulation group had no run.backward(), by which strategy "
+                f"{self.strategy.name} averages the group's gradients over ranks: call it on every batch (a loss that "
+                "shall not count can be multiplied by 0)"
+            )
+
+    def clears(self, proxy: OptimizerProxy) -> bool:
+        """Whether clearing gradients is meant: at the group's beginning, or once its step is done. In between it would
+        lose what the group has gathered."""
+        if not self.grouped or not (self.inside or self._accumulates):
+            return True
+        if proxy.called == self.number:  # the order backward, step, zero_grad
+            return self.last
+        in_group, in_micro = self._reaches(proxy)
+        if self.first:  # the order zero_grad, backward, step
+            proxy.cleared_first = self.group
+            return not in_group
+        # On the last one, a step that is to be left out.
+        return self.last and (in_micro or not (self._used or proxy.cleared_first == self.group))
+
+    def _reaches(self, proxy: OptimizerProxy) -> tuple[bool, bool]:
+        """Whether backward passes of the group, and of the micro-batch in hand, have made gradients of `proxy`'s."""
+        if self._watching:
+            return proxy.reached_at >= self.group, proxy.reached_at == self.number
+        return self._backed or self._gathered, self._backed
+
+    def cleared(self) -> None:
+        """An optimizer's gradients are gone; so are, if it is the only one, the weights of their backward passes."""
+        if len(self.optimizers) == 1 and self.weights:
+            self.weights.forget()
 
     def _agreeing(self, optimizer: Optimizer, closure: Callable[[], Any]) -> Callable[[], Any]:
         """A closure whose loss is the same on all ranks: on it hangs how often the optimizer calls it."""
@@ -179,7 +253,7 @@ class Gradients:
         def agreeing() -> Any:
             loss = closure()
             self.strategy.settle(parameters_of(optimizer))
-            self.normalise()
+            self.normalise(parameters_of(optimizer))
             return reduce(self.strategy.comm, loss, "mean", weight)
 
         return agreeing
@@ -198,11 +272,12 @@ class AccumulateContext:
     def __init__(self, gradients: Gradients, models: tuple[nn.Module, ...]) -> None:
         self._gradients = gradients
         self._models = models
+        self._inner = [gradients.strategy.unwrap(model) for model in models]
         self._stack: ExitStack | None = None
 
     def __enter__(self) -> None:
         gradients = self._gradients
-        gradients.inside = True
+        gradients.enter(self._inner)
         if not gradients.last:
             self._stack = ExitStack()
             for model in self._models:
@@ -213,127 +288,3 @@ class AccumulateContext:
         if self._stack is not None:
             self._stack.close()
             self._stack = None
-
-
-class OptimizerProxy(Optimizer):
-    """Shares the user's optimizer's state; `step` and `zero_grad` wait for the group's last micro-batch."""
-
-    def __init__(self, optimizer: Optimizer, gradients: Gradients, scaling: LrScalingSettings) -> None:
-        self.optimizer = optimizer
-        self._gradients = gradients
-        self._factor = learning_rate_factor(scaling, gradients.world_size)
-        self._steps = 0
-        self.skipped = False  # fp16: whether the last step met an overflow and was left out
-        self._ran = False
-        optimizer.register_step_post_hook(self._note)
-
-    def _note(self, *_: Any) -> None:
-        """An engine may call the optimizer more than once for a step, or not at all."""
-        self._ran = True
-
-    @property
-    def steps(self) -> int:
-        """Steps taken, which the learning rate's warm-up follows."""
-        return self._steps
-
-    @steps.setter
-    def steps(self, count: int) -> None:
-        self._steps = count
-        # Else torch's schedulers would warn that it hasn't stepped yet, which a resumed optimizer has.
-        self.optimizer._opt_called = count > 0  # type: ignore[attr-defined]
-
-    # Optimizer's own attributes, which torch's schedulers and scaler read and write.
-    @property
-    def state(self) -> Any:  # type: ignore[override]
-        return self.optimizer.state
-
-    @property
-    def param_groups(self) -> Any:  # type: ignore[override]
-        return self.optimizer.param_groups
-
-    @property
-    def defaults(self) -> Any:  # type: ignore[override]
-        return self.optimizer.defaults
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "optimizer":  # not made yet: copy and pickle ask
-            raise AttributeError(name)
-        return getattr(self.optimizer, name)
-
-    def __repr__(self) -> str:
-        return f"OptimizerProxy({self.optimizer!r})"
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        self._gradients.strategy.check_new_group()
-        self.optimizer.add_param_group(param_group)
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.optimizer.state_dict()
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.optimizer.load_state_dict(state_dict)
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        if self._gradients.clearing:
-            self._gradients.strategy.zero_grad(self.optimizer, set_to_none)
-            self._gradients.cleared()
-
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        if closure is not None and self._gradients.inside and self._gradients.grouped:
-            raise UsageError("an optimizer with a closure (LBFGS) cannot accumulate: use accumulate=1")
-        if self._gradients.holding:
-            return None
-        self._ran = False
-        factor = self._factor(self._steps)
-        if factor == 1.0:
-            result = self._gradients.step(self.optimizer, closure)
-        else:
-            result = self._scaled_step(factor, closure)
-        self.skipped = not self._ran
-        self._steps += self._ran
-        return result
-
-    def _scaled_step(self, factor: float, closure: Callable[[], Any] | None) -> Any:
-        """A step at `factor` times the learning rate, which schedulers do not see."""
-        rates = [group["lr"] for group in self.param_groups]
-        for group in self.param_groups:
-            group["lr"] = group["lr"] * factor
-        try:
-            return self._gradients.step(self.optimizer, closure)
-        finally:
-            for group, rate in zip(self.param_groups, rates, strict=True):
-                group["lr"] = rate
-
-
-class SchedulerProxy:
-    """Shares the user's scheduler's state; `step` waits like the optimizer's, and is left out with it."""
-
-    def __init__(self, scheduler: LRScheduler, gradients: Gradients, optimizers: list[OptimizerProxy]) -> None:
-        self.scheduler = scheduler
-        self._gradients = gradients
-        self._optimizers = optimizers
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "scheduler":
-            raise AttributeError(name)
-        return getattr(self.scheduler, name)
-
-    def step(self, *arguments: Any, **keywords: Any) -> None:
-        if self._gradients.holding:
-            return
-        own = getattr(self.scheduler, "optimizer", None)
-        inside = self._gradients.inside and not isinstance(self.scheduler, ReduceLROnPlateau)
-        if inside and any(proxy.optimizer is own and proxy.skipped for proxy in self._optimizers):
-            return
-        self.scheduler.step(*arguments, **keywords)
-
-
-def learning_rate_factor(scaling: LrScalingSettings, world_size: int) -> Callable[[int], float]:
-    """The factor on the learning rate after `steps` steps: it grows linearly from 1 over the warm-up."""
-    goal = {"none": 1.0, "linear": float(world_size), "sqrt": math.sqrt(world_size)}[scaling.rule]
-    warmup = scaling.warmup_steps
-
-    def factor(steps: int) -> float:
-        return goal if steps >= warmup else 1.0 + (goal - 1.0) * steps / warmup
-
-    return factor

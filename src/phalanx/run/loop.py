@@ -165,7 +165,7 @@ class Loop:
     def save(self) -> Path | None:
         """Save now, or at the end of the current step if its gradients are still in the making."""
         session = self._session
-        if session.in_steps and not (session.gradients.last and session.gradients.stepped):
+        if session.in_steps and not session.gradients.complete:
             session.save_asked = True
             return None
         if session.in_steps:

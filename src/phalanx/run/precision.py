@@ -23,6 +23,7 @@ class AutocastForward:
         self._open: list[torch.autocast] = []  # a forward may run inside another
 
     def attach(self, model: nn.Module) -> None:
+        _keep_from_dynamo()
         model.register_forward_pre_hook(self._enter)
         model.register_forward_hook(self._leave, always_call=True)
 
@@ -37,3 +38,12 @@ class AutocastForward:
 
     def _to_float32(self, tensor: Tensor) -> Tensor:
         return tensor.float() if tensor.dtype == self._dtype else tensor
+
+
+def _keep_from_dynamo() -> None:
+    """torch.compile must not trace the hooks: it gets what they do to autocast's state wrong. So compiled code begins
+    after the one and ends before the other, inside of autocast."""
+    from torch._dynamo.decorators import skip  # a second, unless an optimizer has imported it already
+
+    skip(AutocastForward._enter)
+    skip(AutocastForward._leave)

@@ -12,8 +12,8 @@ from torch.utils.data import DataLoader, RandomSampler
 from ..data.loader import PreparedLoader, prepare_loader
 from ..errors import UsageError
 from ..strategies.base import parameters_of
-from .gradients import OptimizerProxy, SchedulerProxy
 from .precision import DTYPES, AutocastForward
+from .proxies import OptimizerProxy, SchedulerProxy
 from .seeding import seed_rank
 from .session import Session
 
@@ -78,14 +78,14 @@ def _check(things: tuple[Any, ...]) -> None:
 
 def _model(session: Session, model: nn.Module, moved: _Moved) -> nn.Module:
     strategy = session.strategy
-    if any(model is done or strategy.unwrap(done) is model for done in session.models):
+    inner = strategy.unwrap(model)
+    if any(strategy.unwrap(done) is inner for done in session.models):
         raise UsageError(f"prepare() got the model {type(model).__name__!r} a second time")
     unready = [name for name, parameter in model.named_parameters() if parameter.is_meta]
     if unready:
         raise UsageError(
             f"{type(model).__name__} has parameters on the meta device ({unready[0]}, …): build it with data"
         )
-    inner = strategy.unwrap(model)
     before = dict(inner.named_parameters(remove_duplicate=False))
     session.measure.count(inner)
     wrapped = strategy.wrap(model)
@@ -97,17 +97,18 @@ def _model(session: Session, model: nn.Module, moved: _Moved) -> nn.Module:
         session.frozen |= {name: p for name, p in after.items() if not p.requires_grad}
     session.models.append(wrapped)
     session.gradients.models.append(wrapped)
-    session.contents.models.append(strategy.unwrap(wrapped))
+    session.contents.models.append(strategy.saved_model(wrapped))
     return wrapped
 
 
 def _optimizer(session: Session, optimizer: Optimizer, moved: _Moved) -> OptimizerProxy:
     if isinstance(optimizer, OptimizerProxy):
         return optimizer
-    known = {id(parameter) for model in session.models for parameter in model.parameters()}
+    strategy = session.strategy
+    known = {id(p): model for model in session.models for _, p in strategy.held(model)}
     for group in optimizer.param_groups:
         # In place: LBFGS keeps the list itself.
-        group["params"][:] = [moved.get(id(p), (p, p))[1] for p in group["params"]]
+        group["params"][:] = [strategy.optimized(moved.get(id(p), (p, p))[1]) for p in group["params"]]
         if any(id(p) not in known for p in group["params"]):
             raise UsageError(
                 f"{type(optimizer).__name__} holds a parameter of no prepared model: pass the model and its optimizer "
@@ -115,9 +116,11 @@ def _optimizer(session: Session, optimizer: Optimizer, moved: _Moved) -> Optimiz
             )
     if any(id(p) not in known for p in optimizer.state):
         raise UsageError(f"{type(optimizer).__name__} has stepped already: prepare it before its first step")
-    proxy = OptimizerProxy(optimizer, session.gradients, session.config.lr_scaling)
+    trained = {known[id(p)]: None for p in parameters_of(optimizer)}
+    models = [strategy.unwrap(model) for model in trained]
+    proxy = OptimizerProxy(optimizer, session.gradients, session.config.lr_scaling, models)
     session.optimizers.append(proxy)
-    session.gradients.optimizers += 1
+    session.gradients.optimizers.append(proxy)
     session.contents.optimizers.append(optimizer)
     return proxy
 

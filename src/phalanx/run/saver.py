@@ -40,6 +40,7 @@ class Saver:
             "step": session.step,
             "epoch": session.epoch + done,
             "optimizer_steps": [proxy.steps for proxy in session.optimizers],
+            "weights_reference": session.gradients.weights.next_reference,  # rounding depends on it
         }
         path = session.checkpoints.save(session.contents, rng_state(session.strategy.device), progress)
         seconds = time.perf_counter() - begin
@@ -82,6 +83,7 @@ class Saver:
         session.step, session.epoch = progress["step"], progress["epoch"]
         for proxy, steps in zip(session.optimizers, progress["optimizer_steps"], strict=True):
             proxy.steps = steps
+        session.gradients.weights.reference = progress.get("weights_reference", 1.0)
         session.writer.write(Resume(step=session.step, epoch=session.epoch, path=str(where)))
         if session.comm.rank == 0:
             log.info("resumed from %s: step %d, epoch %d", where, session.step, session.epoch)

@@ -15,9 +15,10 @@ from ..data.loader import PreparedLoader
 from ..records import RecordWriter
 from ..rundir import PER_RANK_LIMIT
 from ..strategies.base import Strategy
-from .gradients import Gradients, OptimizerProxy
+from .gradients import Gradients
 from .measure import Measure
 from .progress import Progress
+from .proxies import OptimizerProxy
 from .stop import Stop
 
 

@@ -27,6 +27,7 @@ class Strategy:
 
     name: ClassVar[str] = ""
     whole_parameters: ClassVar[bool] = True  # whether each rank holds them unsharded
+    averages_held: ClassVar[bool] = True  # whether gradients that were held back need no further backward pass
     may_unfreeze: ClassVar[bool] = True  # whether parameters that become trainable after `wrap` are
     comm: Comm = None  # type: ignore[assignment]  # set by `setup`
 
@@ -47,10 +48,24 @@ class Strategy:
         return model.to(self.device)
 
     def unwrap(self, model: nn.Module) -> nn.Module:
-        """The user's own module inside `wrap`'s and torch.compile's."""
+        """The user's own module inside `wrap`'s and torch.compile's, in whatever order these lie."""
+        while (inner := self._inside(model)) is not None:
+            model = inner
+        return model
+
+    def _inside(self, model: nn.Module) -> nn.Module | None:
+        """What a wrapper holds; None for a module of the user's."""
         compiled = type(model).__name__ == "OptimizedModule"  # torch._dynamo's; its import takes a second
-        inner: nn.Module = model._orig_mod if compiled else model  # type: ignore[assignment]
-        return inner
+        return model._modules["_orig_mod"] if compiled else None
+
+    def optimized(self, parameter: nn.Parameter) -> nn.Parameter:
+        """What an optimizer holds in place of a prepared module's parameter."""
+        return parameter
+
+    def held(self, model: nn.Module, remove_duplicate: bool = True) -> Iterator[tuple[str, nn.Parameter]]:
+        """The parameters of a prepared model as optimizers hold them, under the names of the user's module."""
+        for name, parameter in self.unwrap(model).named_parameters(remove_duplicate=remove_duplicate):
+            yield name, self.optimized(parameter)
 
     def bind(self, model: nn.Module, optimizer: Optimizer, batch_size: int | None) -> nn.Module:
         """The model as it trains with that optimizer, both prepared; `batch_size` is a rank's, if it is known."""
@@ -79,9 +94,9 @@ class Strategy:
         """Afterwards the gradients of `parameters` are those over all ranks. Called before they are looked at, and with
         none after a backward pass whose gradients are a step's."""
 
-    def scale_gradients(self, models: list[nn.Module], factor: float) -> None:
-        """Multiply all gradients in place."""
-        gradients = [p.grad for model in models for p in model.parameters() if p.grad is not None]
+    def scale_gradients(self, parameters: Iterable[nn.Parameter], factor: float) -> None:
+        """Multiply the gradients of `parameters` in place. A step's parameters are given once."""
+        gradients = [p.grad for p in parameters if p.grad is not None]
         if gradients:
             torch._foreach_mul_(gradients, factor)
 
@@ -95,7 +110,7 @@ class Strategy:
 
     def clip_grad_norm(self, model: nn.Module, max_norm: float, norm_type: float) -> Tensor:
         """Clip in place; return the total norm over all ranks before clipping."""
-        return nn.utils.clip_grad_norm_(model.parameters(), max_norm, norm_type)
+        return nn.utils.clip_grad_norm_([p for _, p in self.held(model)], max_norm, norm_type)
 
     def saved_scaler(self, scaler: Any) -> Any:
         """What has the state_dict of fp16's gradient scaler for a checkpoint."""

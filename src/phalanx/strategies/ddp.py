@@ -22,6 +22,7 @@ _BUFFERS = next(
 class Ddp(ProcessGroupStrategy):
     name = "ddp"
     may_unfreeze = False
+    averages_held = False
 
     def wrap(self, model: nn.Module) -> nn.Module:
         model = model.to(self.device)
@@ -39,8 +40,13 @@ class Ddp(ProcessGroupStrategy):
             **buffers,
         )
 
-    def unwrap(self, model: nn.Module) -> nn.Module:
-        return super().unwrap(model.module if isinstance(model, DistributedDataParallel) else model)
+    def _inside(self, model: nn.Module) -> nn.Module | None:
+        return model.module if isinstance(model, DistributedDataParallel) else super()._inside(model)
 
     def no_sync(self, model: nn.Module) -> AbstractContextManager[Any]:
-        return model.no_sync() if isinstance(model, DistributedDataParallel) else super().no_sync(model)
+        while not isinstance(model, DistributedDataParallel):
+            inner = self._inside(model)  # what torch.compile has taken after prepare()
+            if inner is None:
+                return super().no_sync(model)
+            model = inner
+        return model.no_sync()

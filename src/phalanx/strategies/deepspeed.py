@@ -45,6 +45,7 @@ class Deepspeed(ProcessGroupStrategy):
         self._groups: list[list[nn.Parameter]] = []
         self._pending_norm: Tensor | None = None
         self._factor = 1.0
+        self._scaled = False  # whether `_factor` is this step's
         self._reduced = False
         self._dirty = False  # whether there are gradients of a step that isn't taken yet
         self._clipped = False  # whether they are to be clipped
@@ -145,11 +146,16 @@ class Deepspeed(ProcessGroupStrategy):
         """Whether the script's own optimizer steps on the parameters' own gradients."""
         return self._optimizer is self._engine.basic_optimizer
 
-    def unwrap(self, model: nn.Module) -> nn.Module:
-        return super().unwrap(model.module if model is self._engine else model)
+    def _inside(self, model: nn.Module) -> nn.Module | None:
+        inner: nn.Module | None = model.module if model is self._engine else super()._inside(model)
+        return inner
+
+    def _is_own(self, model: nn.Module) -> bool:
+        """Whether this is the engine, the module in it, or what torch.compile made of one of them."""
+        return self._engine is not None and self.unwrap(model) is self.unwrap(self._engine)
 
     def saved_model(self, model: nn.Module) -> Any:
-        if model is not self._engine or self._plain:
+        if not self._is_own(model) or self._plain:
             return self.unwrap(model)
         from .zero_state import ZeroModel  # imports deepspeed
 
@@ -178,17 +184,17 @@ class Deepspeed(ProcessGroupStrategy):
             self._engine.buffered_allreduce_fallback()
             self._reduced = True
 
-    def scale_gradients(self, models: list[nn.Module], factor: float) -> None:
+    def scale_gradients(self, parameters: Iterable[nn.Parameter], factor: float) -> None:
         if self._plain:
-            super().scale_gradients(models, factor)
-        else:
-            self._factor *= factor
+            super().scale_gradients(parameters, factor)
+        elif not self._scaled:  # asked for the model and for the optimizer, whose parameters are flat pieces of its
+            self._factor, self._scaled = factor, True
 
     def clip_grad_norm(self, model: nn.Module, max_norm: float, norm_type: float) -> Tensor:
         """ZeRO clips with the step; with offload its norm is known, and stands in the tensor, only then."""
         if self._plain:
             return super().clip_grad_norm(model, max_norm, norm_type)
-        if model is not self._engine and model is not self.unwrap(self._engine):
+        if not self._is_own(model):
             raise UsageError(
                 f"ZeRO clips the whole model, and run.clip_grad_norm() got {type(model).__name__}: give it the model, "
                 "or use deepspeed.zero_stage=0"
@@ -243,7 +249,7 @@ class Deepspeed(ProcessGroupStrategy):
 
     def _begin_step(self) -> None:
         """Nothing is left of the step before."""
-        self._factor, self._pending_norm = 1.0, None
+        self._factor, self._pending_norm, self._scaled = 1.0, None, False
         self._reduced = self._dirty = self._clipped = False
         if not self._plain:
             self._optimizer.clip_grad, self._engine.enable_backward_allreduce = 0.0, True

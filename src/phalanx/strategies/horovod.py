@@ -194,7 +194,9 @@ class Reducer:
         reached, self._passing = sorted(self._passing), set()
         for number in reached:
             for parameter in self._models[number]:
-                if parameter not in self._flying and (parameter in self._own or parameter.grad is None):
+                # Also what this rank's pass did not reach: another rank's may have, and would wait. What is an average
+                # already stays one.
+                if parameter not in self._flying:
                     self._launch(parameter)
         for parameter in list(self._flying):
             self._land(parameter)

@@ -1,0 +1,150 @@
+"""What `prepare` gives back for optimizers and schedulers: thin proxies, whose steps obey the group in hand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from ..config.schema import LrScalingSettings
+from ..errors import UsageError
+from .gradients import Gradients
+
+
+class OptimizerProxy(Optimizer):
+    """Shares the user's optimizer's state; `step` and `zero_grad` wait for the group's last micro-batch."""
+
+    def __init__(
+        self, optimizer: Optimizer, gradients: Gradients, scaling: LrScalingSettings, models: list[nn.Module]
+    ) -> None:
+        self.optimizer = optimizer
+        self.models = models  # the user's modules that it trains
+        # In numbers of micro-batches, as `Gradients` counts them.
+        self.called = self.cleared_first = self.reached_at = 0
+        self._gradients = gradients
+        self._factor = learning_rate_factor(scaling, gradients.world_size)
+        self._steps = 0
+        self.skipped = False  # fp16: whether the last step met an overflow and was left out
+        self._ran = False
+        optimizer.register_step_post_hook(self._note)
+
+    def _note(self, *_: Any) -> None:
+        """An engine may call the optimizer more than once for a step, or not at all."""
+        self._ran = True
+
+    def reached(self, *_: Any) -> None:
+        """A backward pass has made a gradient of one of the parameters."""
+        self.reached_at = self._gradients.number
+
+    @property
+    def steps(self) -> int:
+        """Steps taken, which the learning rate's warm-up follows."""
+        return self._steps
+
+    @steps.setter
+    def steps(self, count: int) -> None:
+        self._steps = count
+        # Else torch's schedulers would warn that it hasn't stepped yet, which a resumed optimizer has.
+        self.optimizer._opt_called = count > 0  # type: ignore[attr-defined]
+
+    # Optimizer's own attributes, which torch's schedulers and scaler read and write.
+    @property
+    def state(self) -> Any:  # type: ignore[override]
+        return self.optimizer.state
+
+    @property
+    def param_groups(self) -> Any:  # type: ignore[override]
+        return self.optimizer.param_groups
+
+    @property
+    def defaults(self) -> Any:  # type: ignore[override]
+        return self.optimizer.defaults
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "optimizer":  # not made yet: copy and pickle ask
+            raise AttributeError(name)
+        return getattr(self.optimizer, name)
+
+    def __repr__(self) -> str:
+        return f"OptimizerProxy({self.optimizer!r})"
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        self._gradients.strategy.check_new_group()
+        self.optimizer.add_param_group(param_group)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.optimizer.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.optimizer.load_state_dict(state_dict)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        if self._gradients.clears(self):
+            self._gradients.strategy.zero_grad(self.optimizer, set_to_none)
+            self._gradients.cleared()
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        gradients = self._gradients
+        if closure is not None and gradients.accumulating and gradients.grouped:
+            raise UsageError("an optimizer with a closure (LBFGS) cannot accumulate: use accumulate=1")
+        self.called = gradients.number
+        if gradients.waits(self):
+            return None
+        self._ran = False
+        factor = self._factor(self._steps)
+        if factor == 1.0:
+            result = gradients.step(self.optimizer, closure)
+        else:
+            result = self._scaled_step(factor, closure)
+        self.skipped = not self._ran
+        self._steps += self._ran
+        return result
+
+    def _scaled_step(self, factor: float, closure: Callable[[], Any] | None) -> Any:
+        """A step at `factor` times the learning rate, which schedulers do not see."""
+        rates = [group["lr"] for group in self.param_groups]
+        for group in self.param_groups:
+            group["lr"] = group["lr"] * factor
+        try:
+            return self._gradients.step(self.optimizer, closure)
+        finally:
+            for group, rate in zip(self.param_groups, rates, strict=True):
+                group["lr"] = rate
+
+
+class SchedulerProxy:
+    """Shares the user's scheduler's state; `step` waits like the optimizer's, and is left out with it."""
+
+    def __init__(self, scheduler: LRScheduler, gradients: Gradients, optimizers: list[OptimizerProxy]) -> None:
+        self.scheduler = scheduler
+        self._gradients = gradients
+        self._optimizers = optimizers
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "scheduler":
+            raise AttributeError(name)
+        return getattr(self.scheduler, name)
+
+    def step(self, *arguments: Any, **keywords: Any) -> None:
+        if self._gradients.holding:
+            return
+        own = getattr(self.scheduler, "optimizer", None)  # the script's, or the prepared one
+        counts_steps = self._gradients.accumulating and not isinstance(self.scheduler, ReduceLROnPlateau)
+        if counts_steps and any(own in (proxy, proxy.optimizer) and proxy.skipped for proxy in self._optimizers):
+            return
+        self.scheduler.step(*arguments, **keywords)
+
+
+def learning_rate_factor(scaling: LrScalingSettings, world_size: int) -> Callable[[int], float]:
+    """The factor on the learning rate after `steps` steps: it grows linearly from 1 over the warm-up."""
+    goal = {"none": 1.0, "linear": float(world_size), "sqrt": math.sqrt(world_size)}[scaling.rule]
+    warmup = scaling.warmup_steps
+
+    def factor(steps: int) -> float:
+        return goal if steps >= warmup else 1.0 + (goal - 1.0) * steps / warmup
+
+    return factor
