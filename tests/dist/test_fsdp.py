@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import phalanx
+from phalanx.errors import UsageError
 from tests.dist.harness import run_ranks
 
 pytestmark = pytest.mark.slow
@@ -170,3 +171,65 @@ def test_tied_weights_scalars_and_every_norm_train_as_by_hand(tmp_path: Path) ->
             torch.testing.assert_close(norms, by_torch, rtol=1e-5, atol=1e-7, msg=lambda m, w=where: f"{w}: {m}")
             if weights:  # on rank 0
                 torch.testing.assert_close(weights, expected, rtol=2e-5, atol=2e-6, msg=lambda m, w=where: f"{w}: {m}")
+
+
+class TwoTypes(nn.Module):
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Linear(6, 6)
+            self.second = nn.Linear(6, 6, dtype=torch.float64)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.second(torch.tanh(self.first(x)).double()).float()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inlet = nn.Linear(6, 6)
+        self.blocks = nn.ModuleList([TwoTypes.Block()])
+        self.head = nn.Linear(6, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.blocks[0](self.inlet(x)))
+
+
+class MixedModule(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(6, 1)
+        self.more = nn.Parameter(torch.ones(2, dtype=torch.float64))
+
+
+class Sometimes(nn.Module):
+    """One layer is for inputs of one sign only: on some ranks for no sample of a batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inlet = nn.Linear(6, 6)
+        self.extra = nn.Linear(6, 6)
+        self.head = nn.Linear(6, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.tanh(self.inlet(x))
+        chosen = x[:, 0] > 0
+        if chosen.any():
+            y = y + self.extra(x) * chosen[:, None]
+        return self.head(y)
+
+
+def other_models() -> tuple[Any, ...]:
+    refused = ""
+    with phalanx.init(strategy="fsdp", progress=False) as run:
+        try:
+            run.prepare(MixedModule())
+        except UsageError as error:
+            refused = str(error)
+    return fit(TwoTypes, {}, 2.0), fit(Sometimes, {"find_unused_parameters": True}, 2.0), refused
+
+
+def test_other_types_and_parameters_that_some_ranks_do_not_reach(tmp_path: Path) -> None:
+    two, sometimes, refused = run_ranks(other_models, 2, folder=tmp_path)[0]
+    for kind, (weights, norms) in ((TwoTypes, two), (Sometimes, sometimes)):
+        expected, by_torch = by_hand(kind, 2.0)
+        torch.testing.assert_close(norms, by_torch, rtol=1e-5, atol=1e-7)
+        torch.testing.assert_close(weights, expected, rtol=2e-5, atol=2e-6)
+    assert "torch.float32 and torch.float64" in refused

@@ -43,6 +43,9 @@ class FsdpSettings(Section):
     )
     param_dtype: Precision = Field(default="fp32", description="FSDP: type of gathered parameters; bf16 halves traffic")
     reduce_dtype: Precision = Field(default="fp32", description="FSDP: type of gradient reduction")
+    find_unused_parameters: bool = Field(
+        default=False, description="FSDP: some ranks' batches may not reach all parameters (torch 2.13)"
+    )
 
 
 class LrScalingSettings(Section):

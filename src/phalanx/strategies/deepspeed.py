@@ -99,6 +99,8 @@ class Deepspeed(ProcessGroupStrategy):
     def _check_weights(self, config: dict[str, Any]) -> None:
         """16-bit weights have fp32 masters that can be saved and loaded only where ZeRO keeps them."""
         kind = next((kind for kind in ("fp16", "bf16") if (config.get(kind) or {}).get("enabled") is True), None)
+        if kind == "fp16" and self.device.type == "cpu":
+            raise PlanError("DeepSpeed has no fp16 on a CPU: use precision=bf16 or fp32")
         if kind and self.config.deepspeed.zero_stage == 0:
             raise PlanError(
                 f"DeepSpeed's {kind} engine at deepspeed.zero_stage=0 keeps its fp32 weights where no checkpoint gets: "
@@ -131,6 +133,12 @@ class Deepspeed(ProcessGroupStrategy):
             raise UsageError(
                 f"{', '.join(left[:3])}{', …' if len(left) > 3 else ''} of the model is trainable, but in no group of "
                 f"{type(optimizer).__name__}, which ZeRO can't have: requires_grad_(False), or give it to the optimizer"
+            )
+        types = sorted({str(p.dtype) for p in model.parameters()})
+        if self.config.deepspeed.zero_stage == 3 and len(types) > 1:
+            raise UsageError(
+                f"ZeRO stage 3 shards parameters of one type, and this model has {' and '.join(types)}: use "
+                "deepspeed.zero_stage=2 or --strategy ddp"
             )
         if any(getattr(module, "sparse", False) for module in model.modules()):
             raise UsageError("ZeRO has no sparse gradients: build the embedding with sparse=False")
@@ -212,6 +220,7 @@ class Deepspeed(ProcessGroupStrategy):
         zero, engine = self._optimizer, self._engine
         if self.config.deepspeed.zero_stage == 1 and engine.enable_backward_allreduce:
             # Stage 1 sums over ranks in the engine's step: it is done now, and not again then.
+            self._fill()
             engine._running_engine_step = True
             engine.allreduce_gradients()
             engine._running_engine_step = engine.enable_backward_allreduce = False
@@ -225,8 +234,16 @@ class Deepspeed(ProcessGroupStrategy):
         true: Tensor = torch.as_tensor(norm, device=self.device) * (self._factor / zero.loss_scale)
         return true
 
+    def _fill(self) -> None:
+        """Zeros for what this rank's batches did not reach: stage 1 would reduce fewer gradients than other ranks."""
+        for parameter in self._engine.module.parameters():
+            if parameter.requires_grad and parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+
     def step(self, optimizer: Optimizer) -> Any:
         zero = self._optimizer
+        if self.config.deepspeed.zero_stage == 1 and self._engine.enable_backward_allreduce:
+            self._fill()
         if self._factor != 1.0:  # ZeRO divides by the loss scale as late as it can
             zero.loss_scaler.cur_scale /= self._factor
         self._engine.step()

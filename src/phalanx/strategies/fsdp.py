@@ -16,10 +16,11 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from ..errors import ConfigError
+from ..errors import ConfigError, PlanError
 from .base import parameters_of
 from .fsdp_scalars import Scalars
-from .fsdp_units import shard_units, shared_with_outside
+from .fsdp_units import by_type, shard_units, shared_with_outside
+from .fsdp_unused import SWITCH, Unused
 from .process_group import ProcessGroupStrategy, broadcast_state
 
 log = logging.getLogger("phalanx")
@@ -39,8 +40,14 @@ class Fsdp(ProcessGroupStrategy):
                 f"fsdp.replicate={replicate} does not divide the world size {world_size}: "
                 "each replica needs equally many ranks"
             )
+        if self.config.fsdp.find_unused_parameters and not hasattr(FSDPModule, SWITCH):
+            raise PlanError(
+                f"fsdp.find_unused_parameters=true needs torch 2.13 or newer, and this is {torch.__version__}: let "
+                "every batch reach every parameter, or use --strategy ddp with ddp.find_unused_parameters=true"
+            )
         super().setup()
         self._scalars = Scalars(self.comm)
+        self._unused = Unused(self.comm)
         # By the user's modules: which of their units a forward may leave gathered.
         self._gathering: dict[nn.Module, list[FSDPModule]] = {}
         self._owner: dict[int, nn.Module] = {}  # the user's module of each parameter, by what optimizers hold
@@ -69,7 +76,7 @@ class Fsdp(ProcessGroupStrategy):
         settings, mesh = self.config.fsdp, self._mesh()
         common: dict[str, Any] = {"mesh": mesh, "mp_policy": self._policy()}
         common |= self._scalars.take(inner, mesh)
-        units, shared = shared_with_outside(inner, shard_units(inner, settings.wrap))
+        units, shared = shared_with_outside(inner, by_type(inner, shard_units(inner, settings.wrap)))
         if shared and self.comm.rank == 0:
             log.info(
                 "fsdp: %d modules share parameters with others (%s, …) and are sharded with what holds them",
@@ -85,6 +92,8 @@ class Fsdp(ProcessGroupStrategy):
 
     def _note(self, inner: nn.Module, units: list[FSDPModule]) -> None:
         """What is to be known of a model that has just been sharded."""
+        if self.config.fsdp.find_unused_parameters:
+            self._unused.watch(inner, units)
         for unit in units:
             unit.register_forward_hook(_reshard_without_backward)  # type: ignore[attr-defined]
         # The others are sharded again by their own forward.
@@ -124,10 +133,12 @@ class Fsdp(ProcessGroupStrategy):
 
     def backward(self, loss: Tensor) -> None:
         self._scalars.changed()
+        self._unused.changed()
         super().backward(loss)
 
     def settle(self, parameters: Iterable[nn.Parameter]) -> None:
         self._scalars.average()
+        self._unused.settle()
 
     def step(self, optimizer: Optimizer) -> Any:
         for inner in self._models_of(optimizer):
@@ -146,6 +157,7 @@ class Fsdp(ProcessGroupStrategy):
     def zero_grad(self, optimizer: Optimizer, set_to_none: bool) -> None:
         super().zero_grad(optimizer, set_to_none)
         self._scalars.clear(optimizer, set_to_none)
+        self._unused.cleared(optimizer)
 
     def clip_grad_norm(self, model: nn.Module, max_norm: float, norm_type: float) -> Tensor:
         if math.isinf(norm_type):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import torch
 from torch import nn
 
-from ..errors import ConfigError, did_you_mean
+from ..errors import ConfigError, UsageError, did_you_mean
 
 
 def shard_units(model: nn.Module, wrap: tuple[str, ...]) -> list[nn.Module]:
@@ -37,6 +38,28 @@ def _of_class(name: str, modules: list[nn.Module]) -> set[nn.Module]:
             f"classes: {', '.join(known)}.{did_you_mean(name, known)}"
         )
     return found
+
+
+def by_type(model: nn.Module, units: list[nn.Module]) -> list[nn.Module]:
+    """`units`, and each module of another type of parameters than what is around it: a unit has one type.
+
+    Raises UsageError for a module with parameters of several types of its own.
+    """
+    types = {module: _types(module, recurse=False) for module in model.modules()}
+    mixed = next((module for module, own in types.items() if len(own) > 1), None)
+    if mixed is not None:
+        raise UsageError(
+            f"FSDP shards parameters of one type together, and {type(mixed).__name__} has "
+            f"{' and '.join(sorted(map(str, types[mixed])))}: give them modules of their own, or use --strategy ddp"
+        )
+    main = next((kind for own in types.values() for kind in own), None)
+    apart = [module for module, own in types.items() if own - {main} and module is not model]
+    chosen = {*units, *apart}
+    return [module for module in reversed(list(model.modules())) if module in chosen]
+
+
+def _types(module: nn.Module, recurse: bool) -> set[torch.dtype]:
+    return {p.dtype for p in module.parameters(recurse) if p.dim() > 0}
 
 
 def shared_with_outside(model: nn.Module, units: list[nn.Module]) -> tuple[list[nn.Module], list[nn.Module]]:
