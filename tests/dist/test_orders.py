@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import phalanx
+from phalanx.errors import UsageError
 from tests.dist.engines import engine_of, environ_for, needs
 from tests.dist.harness import run_ranks
 
@@ -216,3 +217,27 @@ def test_every_order_of_calls_trains_on_whole_groups(
             for name, value in expected.items():
                 where = f"{order.__name__}, accumulate={accumulate}, weighted={weighted}, model {number}, {name}"
                 torch.testing.assert_close(state[name], value, rtol=2e-5, atol=2e-6, msg=lambda m, w=where: f"{w}: {m}")
+
+
+def adversaries(strategy: str) -> str:
+    """The textbook's order, in which the generator's loss leaves gradients in the critic."""
+    with phalanx.init(strategy=strategy, accumulate=2, progress=False) as run:
+        critic, generator = Script(run, 0.0, 1.0, True), Script(run, 1.0, 1.0, True)
+        try:
+            for x, y, _ in run.steps(run.prepare(DataLoader(DATA, 2))):
+                with run.accumulate(critic.model, generator.model):
+                    critic.zero()
+                    run.backward(critic.model(x).mean())
+                    critic.step()
+                    generator.zero()
+                    run.backward((generator.model(x) * critic.model(y * x)).mean())
+                    generator.step()
+        except UsageError as error:
+            return str(error)
+    return ""
+
+
+def test_another_losss_gradients_that_cannot_be_taken_away_are_refused(tmp_path: Path) -> None:
+    for strategy, world_size in (("single", 1), ("ddp", 2)):
+        for refused in run_ranks(adversaries, world_size, strategy, folder=tmp_path):
+            assert "requires_grad_(False)" in refused

@@ -221,6 +221,12 @@ class Gradients:
             return True
         if proxy.called == self.number:  # the order backward, step, zero_grad
             return self.last
+        if proxy.mixed == self.group:
+            raise UsageError(
+                f"{type(proxy.optimizer).__name__}.zero_grad() can't take away what another loss has added to its "
+                "gradients after its step, without losing what the accumulation group has gathered: keep that loss "
+                "from them by requires_grad_(False) (docs/api.md, two models with losses of their own)"
+            )
         in_group, in_micro = self._reaches(proxy)
         if self.first:  # the order zero_grad, backward, step
             proxy.cleared_first = self.group

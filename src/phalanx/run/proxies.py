@@ -24,7 +24,7 @@ class OptimizerProxy(Optimizer):
         self.optimizer = optimizer
         self.models = models  # the user's modules that it trains
         # In numbers of micro-batches, as `Gradients` counts them.
-        self.called = self.cleared_first = self.reached_at = 0
+        self.called = self.cleared_first = self.reached_at = self.mixed = 0
         self._gradients = gradients
         self._factor = learning_rate_factor(scaling, gradients.world_size)
         self._steps = 0
@@ -39,6 +39,8 @@ class OptimizerProxy(Optimizer):
     def reached(self, *_: Any) -> None:
         """A backward pass has made a gradient of one of the parameters."""
         self.reached_at = self._gradients.number
+        if self.called == self.reached_at and not self._gradients.last:
+            self.mixed = self._gradients.group  # another loss's, after this optimizer's step
 
     @property
     def steps(self) -> int:
