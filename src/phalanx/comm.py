@@ -5,10 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+
+from .errors import UsageError
+
+if TYPE_CHECKING:
+    from .strategies.turns import Turn
 
 ADVICE = (
     "All ranks must make this call, none of them under `if run.is_main`, and leave a loop by `break` at the same step "
@@ -33,6 +38,8 @@ class Comm:
 
     Tensors may be on the host or on the rank's device. Every rank must call.
     """
+
+    apart = ""  # the call inside which ranks run one after another
 
     def __init__(self, rank: int = 0, world_size: int = 1) -> None:
         self.rank = rank
@@ -70,8 +77,24 @@ class Comm:
     def barrier(self) -> None:
         """Return when every rank has come here."""
 
-    def meet(self, call: str) -> None:
-        """Return when every rank has come to `call`, with no data exchanged; UsageError if one makes another call."""
+    def meet(self, call: str, limit: float | None = None) -> None:
+        """Return when every rank has come to `call`, with no data exchanged; UsageError if one makes another call.
+
+        `limit` is how many seconds the others are waited for, by default as long as by torch's collectives.
+        """
+        self.check_together(call)
+
+    def check_together(self, call: str) -> None:
+        """UsageError where ranks run one after another, as `call` would wait for ever."""
+        if self.apart:
+            raise UsageError(
+                f"{call} inside {self.apart}, where ranks run one after another: all ranks make that call together, "
+                "so let it come before or after"
+            )
+
+    def turn(self) -> Turn | None:
+        """What ranks that run one after another tell each other; None in a world of one."""
+        return None
 
     # What data loaders ask of each other (data.loader.Peers).
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from .errors import UsageError
 from .records import Epoch, Exit, RecordWriter, Resume, Start, Step, Workload, read_records
-from .rundir import new_run_dir, next_attempt
+from .rundir import is_dry, new_run_dir, next_attempt
 from .topology import Topology
 
 FOLDER = "scalability-metrics"
@@ -64,6 +64,7 @@ class EpochTimer:
         name: str | None = None,
         csv_file: str | Path | None = None,
     ) -> None:
+        _refuse_dry_run()
         if not isinstance(strategy, str) or not strategy or strategy != strategy.strip():
             raise UsageError(f"EpochTimer({strategy!r}): expected a strategy's name, such as 'ddp'")
         for what, count in (("dataset", dataset), ("batch_size", batch_size), ("parameters", parameters)):
@@ -201,6 +202,15 @@ class EpochTimer:
         self, kind: type[BaseException] | None, exception: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close("" if exception is None else f"{type(exception).__name__}: {exception}")
+
+
+def _refuse_dry_run() -> None:
+    launched = os.environ.get("PHALANX_RUN_DIR")
+    if launched and is_dry(Path(launched)):
+        raise UsageError(
+            "EpochTimer in a dry run: it times a loop of your own, which a dry run can't shorten, so the script would "
+            "train in full; leave --dry-run out"
+        )
 
 
 def _at_least(value: object, least: int) -> bool:

@@ -32,6 +32,11 @@ def make_plan(
     Raises PlanError when what is asked for can't be started: a cell that doesn't exist, more ranks than
     GPUs, a device or backend that isn't there.
     """
+    if config.dry_run and (program.script is None or config.exec_command or config.exec_file):
+        raise PlanError(
+            "dry_run shortens the loops of a Python script that calls phalanx.init(), and what is to run here is a "
+            "command: give the script itself, or leave --dry-run out"
+        )
     runtime = _runtime(config)
     local = _is_local(config) and not for_slurm and allocation is None
     resources = Resources(config, facts, local)

@@ -44,6 +44,7 @@ class Start(Record):
     num_nodes: int = 0  # 0: written by a version that didn't say
     launched_by: str = ""  # the topology's source
     api: str = "run"  # or "epoch-timer", for a script without the API
+    dry: bool = False  # a dry run: no training to report
 
 
 @dataclass(frozen=True)
@@ -171,6 +172,7 @@ class Exit(Record):
     step: int
     seconds: float
     exception: str
+    dry: bool = False
 
 
 KINDS: dict[str, type[Record]] = {

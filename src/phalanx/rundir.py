@@ -15,6 +15,8 @@ from pathlib import Path
 from .errors import PlanError
 
 _STAMP = "%Y%m%d-%H%M%S"
+DRY = "DRY_RUN"  # a file that marks the directory of a dry run: it is none to go on with
+DRY_CHECKPOINTS = ".dry-checkpoints"
 PER_RANK_LIMIT = 64  # above so many ranks, logs are one file a node
 
 
@@ -46,22 +48,39 @@ def discard(run_dir: Path) -> None:
             return
 
 
+def mark_dry(run_dir: Path) -> None:
+    """Say that what happens in a run directory is a dry run."""
+    write_atomic(run_dir / DRY, "one group of each loop: no run to go on with or to report\n")
+
+
+def is_dry(run_dir: Path) -> bool:
+    return (run_dir / DRY).exists()
+
+
 def find_run_dir(root: str | Path, name: str, target: str) -> Path:
     """The run that `--resume TARGET` means: 'latest' of `name`, a path, an id, or name/id under `root`."""
     base = Path(root).expanduser().absolute()
-    runs = sorted((path for path in (base / name).glob("*") if path.is_dir()), key=_start_time)
+    there = (path for path in (base / name).glob("*") if path.is_dir() and not is_dry(path))
+    runs = sorted(there, key=_start_time)
     if target == "latest":
         if runs:
             return runs[-1]
     else:
         for path in (Path(target).expanduser().absolute(), base / target, base / name / target):
             if path.is_dir() and path != base / name and path != base:
+                _refuse_dry(path)
                 return path
         elsewhere = sorted(base.glob(f"*/{target}"))
         if elsewhere:
+            _refuse_dry(elsewhere[0])
             return elsewhere[0]
     known = ", ".join(path.name for path in runs[-5:]) or "none"
     raise PlanError(f"no run {target!r} to resume in {base / name}: expected 'latest', a path or one of: {known}")
+
+
+def _refuse_dry(path: Path) -> None:
+    if is_dry(path):
+        raise PlanError(f"{path} holds a dry run, which keeps no checkpoint: there is nothing to resume")
 
 
 def _start_time(run_dir: Path) -> str:

@@ -22,7 +22,7 @@ from types import CodeType, ModuleType, TracebackType
 
 from .errors import PhalanxError, PlanError
 from .launch_env import meant
-from .rundir import log_path
+from .rundir import is_dry, log_path
 from .topology import Topology, said_master
 from .world_size import check_world_size
 
@@ -153,20 +153,34 @@ def _run(script: Path, arguments: list[str], me: Rank) -> None:
         sys.path[0] = str(script.resolve().parent)
     module = _main_module(script)
     sys.modules["__main__"] = module
-    code, failed = None, None
+    code: CodeType | None = None
+    failed: BaseException | None = None
     try:
         with open_code(str(script)) as file:
             code = compile(file.read(), str(script), "exec", dont_inherit=True)
         exec(code, module.__dict__)
+        failed = _dry_run_without_run(me.files)
     except SystemExit as error:
         status = exit_status(error.code)
+        failed = None if status else _dry_run_without_run(me.files)
         if status:
             _note(_report(_below(error, code), me.files, me.rank, status), me.log)
-        raise
+        if failed is None:
+            raise
     except BaseException as error:
         failed = _below(error, code)
     if failed is not None:  # outside the handler, as the script's own hook must see no exception in flight
         _fail(failed, me)
+
+
+def _dry_run_without_run(files: RunFiles | None) -> BaseException | None:
+    """What is wrong with a dry run whose script made no run: it was none."""
+    if files is None or not is_dry(files.folder) or any(files.folder.glob("records/*.jsonl")):
+        return None
+    return PlanError(
+        "the script ended without phalanx.init(): a dry run shortens the loops of the run that it makes, and what this "
+        "script did was done in full"
+    )
 
 
 def _let_gloo_finish() -> None:

@@ -282,3 +282,36 @@ def test_a_job_for_one_of_several_partitions_needs_only_one_that_fits():
         else:
             with pytest.raises(PlanError, match="nodes=4"):
                 check_limits(plan, [small, large])
+
+
+def test_a_dry_run_is_a_short_job_in_a_marked_directory(slurm):
+    (slurm.work / "train.py").write_text("import phalanx\n")
+    done = slurm("--dry-run", "-t", "4:00:00", "train.py", "--dry-run")
+    assert done.returncode == 0, done.stderr
+    (run_dir,) = (slurm.work / "runs/train").iterdir()
+    assert (run_dir / "DRY_RUN").is_file()
+    script = (run_dir / "job.sh").read_text()
+    assert "#SBATCH --time=00:15:00" in script
+    assert 'touch "$PHALANX_RUN_DIR/DRY_RUN"' in script
+    assert 'rm -rf "$PHALANX_RUN_DIR/.dry-checkpoints"' in script
+    assert "dry_run: true" in (run_dir / "config.yaml").read_text()
+    short = slurm("--dry-run", "-t", "5:00", "--preview", "train.py")
+    assert "#SBATCH --time=5:00" in short.stdout
+    resumed = slurm("--dry-run", "--resume", "latest", "train.py")
+    assert "no run 'latest'" in resumed.stderr  # the other one is dry too
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("train.py",), "would train in full"),
+        (("training_cmd=python a.py | tee log",), "is a command"),
+        (("--chain", "2", "train.py"), "--chain 2 with --dry-run"),
+    ],
+)
+def test_a_dry_run_that_cannot_be_one_is_refused(slurm, words, said):
+    (slurm.work / "train.py").write_text("import torch\n")
+    done = slurm("--dry-run", *words)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert not (slurm.work / "runs").exists()

@@ -9,6 +9,7 @@ from pathlib import PurePath
 from .. import __version__, secret
 from ..launchers.base import node_address
 from ..plan import LaunchPlan
+from ..rundir import DRY, DRY_CHECKPOINTS
 from ..shell import Sh, exports, layout, quote, render
 from .directives import directives
 from .environment import modules, proxies, tmpdir
@@ -42,6 +43,7 @@ def render_script(plan: LaunchPlan, settings: str, inserts: Inserts | None = Non
         tmpdir(plan.config.tmpdir),
         _rendezvous(plan),
         _launch(plan, inserts.launch),
+        _dry_run(plan),
         _after(plan.config.after),
         ['echo "$status" >"$PHALANX_RUN_DIR/jobs/$SLURM_JOB_ID.exit"', 'exit "$status"'],
     ]
@@ -67,6 +69,8 @@ def _run_directory(plan: LaunchPlan, settings: str) -> list[str]:
         *settings.splitlines(),
         _END_OF_CONFIG,
     ]
+    if plan.config.dry_run:
+        lines.append(f'touch "$PHALANX_RUN_DIR/{DRY}"')
     if plan.config.snapshot:
         lines.append('if [ -d "$run_dir/workdir" ]; then cd "$run_dir/workdir" || exit; fi  # the snapshot')
     return lines
@@ -75,6 +79,11 @@ def _run_directory(plan: LaunchPlan, settings: str) -> list[str]:
 def _text(title: str, *texts: str | None) -> list[str]:
     lines = [text.rstrip("\n") for text in texts if text and text.strip()]
     return [f"# {title}", *lines] if lines else []
+
+
+def _dry_run(plan: LaunchPlan) -> list[str]:
+    """What a rank that was killed could not take away."""
+    return [f'rm -rf "$PHALANX_RUN_DIR/{DRY_CHECKPOINTS}"'] if plan.config.dry_run else []
 
 
 def _after(text: str | None) -> list[str]:

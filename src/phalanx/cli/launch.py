@@ -28,6 +28,7 @@ options (before SCRIPT; what follows it is the script's own, untouched):
       --device NAME      auto, cpu, cuda or mps
       --backend NAME     torch.distributed backend; unset: nccl on cuda, gloo on cpu
       --resume RUN       go on with a run: its path or id, or 'latest'
+      --dry-run          one step of each loop, one evaluation batch and one checkpoint, then what was seen
       --KEY VALUE        any other setting; also --KEY=VALUE, --section.key VALUE, key=value,
                          and --flag or --no-flag for those that are true or false
       --                 the next word is SCRIPT, whatever it looks like

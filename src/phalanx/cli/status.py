@@ -11,6 +11,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from ..rundir import is_dry
 from ..schedulers.slurm import outcome
 from ..schedulers.slurm.jobs import OurJob, newest
 from ..schedulers.slurm.states import JobState, base_id
@@ -101,6 +102,7 @@ def _as_dict(job: OurJob) -> dict[str, Any]:
             "host": culprit and culprit.host,
             "what": culprit and culprit.what,
         },
+        "dry_run": is_dry(job.run_dir),
         "run_dir": str(job.run_dir),
         "output": [str(path) for path in job.outputs()],
     }  # fmt: skip
@@ -136,7 +138,7 @@ def _table(found: list[OurJob]) -> None:
                 _state(job.state),
                 str(job.state.nodes or ""),
                 _time(job.state),
-                progress.text(now) if progress else "",
+                ("dry run: " if is_dry(job.run_dir) else "") + (progress.text(now) if progress else ""),
                 _short(job.run_dir),
             )
         )

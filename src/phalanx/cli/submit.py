@@ -59,6 +59,8 @@ def main(argv: Sequence[str]) -> int:
         overrides = (*scanned.overrides, ("save_script", "false"), ("submit_job", "false"))
         scanned = replace(scanned, overrides=overrides)
     jobs = jobs_of(scanned)
+    if chain > 1 and jobs[0].plan.config.dry_run:
+        raise UsageError(f"--chain {chain} with --dry-run: a dry run keeps no checkpoint for a next job to go on from")
     misplaced = [word for word in scanned.args if word.partition("=")[0] in _SBATCHS]
     if misplaced:
         print(

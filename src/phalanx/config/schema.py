@@ -79,9 +79,15 @@ class JobConfig(SlurmSettings):
     seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(default=0, description="seed of all random numbers")
     precision: Precision = Field(default="fp32", description="type of the forward: autocast over fp32 weights")
     accumulate: Positive = Field(default=1, description="batches per optimizer step")
+    max_steps: Positive | None = Field(
+        default=None, description="optimizer steps after which training ends, wherever it is in an epoch"
+    )
     num_workers: NotNegative | Literal["auto"] | None = Field(
         default=None,
         description="loader workers per rank: a number or auto (from CPUs per rank); unset: the loader's own",
+    )
+    dry_run: bool = Field(
+        default=False, description="one group of each loop, one evaluation batch and one checkpoint, then the end"
     )
     lr_scaling: LrScalingSettings = Field(default=LrScalingSettings(), description="learning rate by world size")
     checkpoint: CheckpointSettings = Field(default=CheckpointSettings(), description="checkpoints")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 from torch.utils.data import DataLoader
@@ -29,6 +30,7 @@ class PreparedLoader:
         self._position = Position()
         self._world_size = world_size
         self._resumed = True  # the position is where the next pass goes on, not where one ended
+        self.only: int | None = None  # batches of a plain iteration, which then ends: a dry run's
 
     @property
     def dataset(self) -> Any:
@@ -60,9 +62,9 @@ class PreparedLoader:
 
     def __iter__(self) -> Iterator[Any]:
         """A new pass: this rank's batches as the workers made them, and no repeated or empty ones."""
-        if not self._train:
-            return (batch for batch, _ in self._feed.plain(Position(), train=False))
-        return self._plain(self._next_pass())
+        if self._train:
+            return islice(self._plain(self._next_pass()), self.only)
+        return islice((batch for batch, _ in self._feed.plain(Position(), train=False)), self.only)
 
     def _plain(self, start: Position) -> Iterator[Any]:
         for batch, after in self._feed.plain(start, train=True):

@@ -52,6 +52,9 @@ class _Reader:
         if not starts:
             self.left_out.append("no rank's first record" if files else "no records: the run never began")
             return None, self._input("")
+        if any(record.dry for record in starts):
+            self.left_out.append("a dry run: one step of each loop")
+            return None, self._input("")
         start = max(starts, key=lambda record: (record.attempt, -record.rank))
         files = self._of_one_size(files, start)
         records = [record for file in files for record in file.others]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -23,6 +24,7 @@ from ..topology import Topology
 from ..trackers.base import Tracker
 from ..worker import headline
 from .export import full_state
+from .first import main_first
 from .gradients import AccumulateContext
 from .loop import Loop
 from .prepare import prepare
@@ -93,6 +95,11 @@ class Run:
         """The current epoch, counted from 0."""
         return self._session.epoch
 
+    @property
+    def sync_gradients(self) -> bool:
+        """Whether the micro-batch in hand is its group's last, whose step is taken; True outside `steps`."""
+        return self._session.gradients.last
+
     # Models, and the loop.
 
     def prepare(self, *things: Any) -> Any:
@@ -106,6 +113,7 @@ class Run:
             DataError: there are fewer training samples than ranks.
             UsageError: a thing is none of these, or an optimizer's model is missing.
         """
+        self._session.comm.check_together("run.prepare()")
         return prepare(self._session, things)
 
     def unwrap(self, model: nn.Module) -> nn.Module:
@@ -125,8 +133,15 @@ class Run:
         with naming("run.state_dict()"):
             return full_state(self._session.strategy.saved_model(model), self.is_main)
 
-    def epochs(self, count: int) -> Iterator[int]:
-        """The numbers of the epochs to do, up to `count` in all: a resumed run goes on where it stopped."""
+    def epochs(self, count: int | None = None) -> Iterator[int]:
+        """The numbers of the epochs to do, up to `count` in all: a resumed run goes on where it stopped.
+
+        The setting `max_steps` ends them too, after exactly that step; without a count it is what ends them.
+        What the script does after its `steps` loop is still done then.
+
+        Raises:
+            UsageError: there is neither a count nor `max_steps`.
+        """
         return self._loop.epochs(count)
 
     def steps(self, loader: Any) -> Iterator[Any]:
@@ -179,6 +194,23 @@ class Run:
             return nullcontext()
         return Join(joinable)
 
+    # Ranks one after another.
+
+    def main_first(self, local: bool = False) -> AbstractContextManager[None]:
+        """Within it, rank 0 goes first and the others follow when it is through: for downloads and caches.
+
+        All ranks come to it, and leave it together. Waiting has no limit. If a rank fails inside, all others get a
+        RuntimeError that names it and its error. Calls that all ranks make together are refused inside.
+
+        Args:
+            local: each node's first rank goes first, where every node has a disk of its own.
+        """
+        return main_first(self._session.comm, self.topology, local)
+
+    def barrier(self) -> None:
+        """Return when every rank has come here, however long that takes; it does not wait for GPUs' queued work."""
+        self._session.comm.meet("run.barrier()", math.inf)
+
     # Values.
 
     def reduce(self, value: Any, op: Op = "mean", weight: float | Tensor | None = None) -> Any:
@@ -212,6 +244,8 @@ class Run:
         numbers = {name: _number(name, value) for name, value in values.items()}
         at = self.step if step is None else step
         self._session.writer.write(Metric(step=at, epoch=self.epoch, values=numbers))
+        if self._session.dry is not None:
+            self._session.dry.metrics |= numbers
         for tracker in self._trackers:
             tracker.log(numbers, at)
 
@@ -260,10 +294,11 @@ class Run:
         session.progress.stop()
         if exception is None:
             self._saver.save_if_due()
+        self._saver.end_dry(failed=exception is not None)
         for tracker in self._trackers:
             tracker.close()
         session.measure.close(session.step, failed=exception is not None)
-        session.writer.write(Exit(step=session.step, seconds=seconds, exception=reason))
+        session.writer.write(Exit(session.step, seconds, reason, session.dry is not None))
         session.writer.close()
         how, why = ("failed", f": {reason}") if reason else ("done", "")
         log.info("rank %d %s after %.1f s, step %d%s", self.rank, how, seconds, session.step, why)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,11 +31,20 @@ class Loop:
         self._open: tuple[PreparedLoader, Group] | None = None  # handed out, not yet counted
         self._begin = 0.0  # of the step in hand
 
-    def epochs(self, count: int) -> Iterator[int]:
-        """The numbers of the epochs that are still to do, up to `count` in all."""
+    def epochs(self, count: int | None) -> Iterator[int]:
+        """The numbers of the epochs that are still to do, up to `count` in all and to `max_steps`."""
+        session = self._session
+        if count is None and session.config.max_steps is None:
+            raise UsageError(
+                "run.epochs() without a count ends at max_steps, which is unset: set max_steps=N, or call epochs(N)"
+            )
+        return self._epochs(math.inf if count is None else count)
+
+    def _epochs(self, count: float) -> Iterator[int]:
         session = self._session
         self._saver.resume_if_asked()
-        while session.epoch < count and not session.stop.agreed:
+        idle = 0
+        while session.epoch < count and not session.over:
             begin, first = time.perf_counter(), session.step
             session.in_epoch, session.trained = True, False
             yield session.epoch
@@ -51,6 +61,15 @@ class Loop:
             session.epoch += 1
             session.comm.meet("the end of an epoch of run.epochs()")
             session.stop.loop_done()
+            if session.dry is not None:
+                session.epoch = session.epoch if count == math.inf else int(count)  # as if all were done
+                return
+            idle = 0 if session.step > first else idle + 1
+            if idle > 1 and count == math.inf:  # one may be the rest, without a step, of a resumed epoch
+                raise UsageError(
+                    f"an epoch of run.epochs() had no step of run.steps(): max_steps={session.config.max_steps} would "
+                    "never be reached"
+                )
 
     def _stopped(self) -> bool:
         return self._session.stop.agreed
@@ -64,13 +83,14 @@ class Loop:
             raise UsageError("steps() was called inside another steps() loop: end that one first")
         self._saver.resume_if_asked()
         self._saver.save_if_due()
-        if session.stop.agreed:
+        if session.over:
+            session.stop.agreed = True  # this pass isn't done, nor is the epoch that it belongs to
             return
         self._check_frozen()
         session.comm.meet("the beginning of run.steps()")
         session.measure.begin(loader)
         session.in_steps = True
-        left = loader.steps_left(session.config.accumulate)
+        left = self._steps_left(loader)
         session.progress.start(f"epoch {session.epoch}", left)
         try:
             with naming("run.steps()"):
@@ -84,6 +104,15 @@ class Loop:
             session.gradients.end()
             session.measure.window.end()
             session.progress.stop()
+
+    def _steps_left(self, loader: PreparedLoader) -> int | None:
+        """Steps of the pass to come; of a stream's, the most that it can have, if that is known."""
+        counts = [loader.steps_left(self._session.config.accumulate)]
+        if self._session.config.max_steps is not None:
+            counts.append(self._session.config.max_steps - self._session.step)
+        if self._session.dry is not None:
+            counts.append(1)
+        return min((count for count in counts if count is not None), default=None)
 
     def _check_frozen(self) -> None:
         thawed = [name for name, parameter in self._session.frozen.items() if parameter.requires_grad]
@@ -118,9 +147,17 @@ class Loop:
         gradients, device, clock = session.gradients, session.strategy.device, time.perf_counter
         window = session.measure.window
         stays = device.type == "cpu"  # where loaders leave their batches
+        most = session.config.max_steps or math.inf
         count = 0
         begin = mark = self._begin = clock()
-        for group in loader.groups(session.config.accumulate, train=True):
+        groups = loader.groups(session.config.accumulate, train=True)
+        if session.dry is not None:
+            groups = session.dry.first(groups, loader, session.config.accumulate, train=True)
+        for group in groups:
+            if session.step >= most:  # with data left
+                session.comm.meet("the end of run.steps()")
+                session.stop.now()
+                return
             self._open = (loader, group)
             if window.wanted:
                 window.before_step(session.step)
@@ -181,7 +218,10 @@ class Loop:
         self._session.comm.meet("run.evaluate()")
         self._session.agree_on_buffers()
         with naming("run.evaluate()"), self._eval_mode(), torch.no_grad():
-            for group in loader.groups(1, train=False):
+            groups = loader.groups(1, train=False)
+            if self._session.dry is not None:
+                groups = self._session.dry.first(groups, loader, 1, train=False)
+            for group in groups:
                 for micro in group.micros:
                     yield move(micro.batch, self._session.strategy.device)
 

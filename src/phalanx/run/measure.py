@@ -51,20 +51,24 @@ class Measure:
             )
         )
 
+    @property
+    def parameters(self) -> int:
+        """Of all prepared models, whole."""
+        return self._parameters
+
+    def memory(self) -> tuple[float, float]:
+        """MiB that this rank has had at most: on its GPU (by torch, 0 on a CPU), and resident."""
+        on_cuda = self._device.type == "cuda"
+        return (torch.cuda.max_memory_allocated(self._device) / 2**20 if on_cuda else 0.0), _host()
+
     def wait(self) -> None:
         """For the device's queued work: an epoch's time is that of all its steps."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
     def peak(self, step: int) -> None:
-        on_cuda = self._device.type == "cuda"
-        self._writer.write(
-            Peak(
-                step=step,
-                device=torch.cuda.max_memory_allocated(self._device) / 2**20 if on_cuda else 0.0,
-                host=_host(),
-            )
-        )
+        device, host = self.memory()
+        self._writer.write(Peak(step=step, device=device, host=host))
 
     def close(self, step: int, failed: bool) -> None:
         if not failed:  # a GPU that failed can't be waited for

@@ -32,6 +32,9 @@ class Saver:
         """Save now; the caller knows that no gradient is half accumulated."""
         session = self._session
         session.comm.meet(f"run.save() or a checkpoint at step {session.step}")
+        if session.dry is not None and session.dry.saved is not None:
+            session.save_asked = False
+            return session.dry.saved
         begin = time.perf_counter()
         session.gradients.update_scale()
         session.agree_on_buffers()
@@ -47,12 +50,30 @@ class Saver:
         session.writer.write(Checkpoint(step=session.step, path=str(path), seconds=seconds))
         session.writer.sync()
         session.save_asked = False
+        if session.dry is not None:
+            session.dry.saw_checkpoint(path, seconds)
         return path
 
     def save_if_due(self) -> None:
         """The checkpoint that a loop left by `break` could not take."""
         if self._session.save_asked and not self._session.in_steps:
             self.save()
+
+    def end_dry(self, failed: bool) -> None:
+        """A dry run's end: its checkpoint, if there was none yet, and what it saw."""
+        session, dry = self._session, self._session.dry
+        if dry is None:
+            return
+        if failed:
+            dry.discard()
+            return
+        try:
+            if dry.saved is None and session.contents.models:
+                self.save()
+        except BaseException:  # this is what a dry run is for
+            dry.discard()
+            raise
+        dry.close(session.measure.parameters, *session.measure.memory())
 
     def resume_if_asked(self) -> None:
         """Go on from this run's newest checkpoint, if the run was resumed or restarted."""
@@ -93,7 +114,7 @@ class Saver:
         """The checkpoints to choose from, and the one that was named."""
         own = self._session.checkpoints
         if path is None:
-            return own, None
+            return self._session.source or own, None
         path = Path(path).expanduser().absolute()
         if (path / store.MARKER).exists() or (path / ".metadata").exists():
             problem = store.defect(path)

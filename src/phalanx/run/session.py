@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from torch import nn
@@ -13,8 +13,9 @@ from ..comm import Comm
 from ..config import JobConfig
 from ..data.loader import PreparedLoader
 from ..records import RecordWriter
-from ..rundir import PER_RANK_LIMIT
+from ..rundir import DRY_CHECKPOINTS, PER_RANK_LIMIT
 from ..strategies.base import Strategy
+from .dry import Dry
 from .gradients import Gradients
 from .measure import Measure
 from .progress import Progress
@@ -37,6 +38,8 @@ class Session:
     measure: Measure
     checkpoints: Manager
     contents: Contents  # what checkpoints hold
+    dry: Dry | None = None  # a dry run's
+    source: Manager | None = None  # the checkpoints that a dry run goes on from, if it does
     step: int = 0  # optimizer steps done
     epoch: int = 0  # the current pass of `epochs`
     in_steps: bool = False
@@ -52,6 +55,12 @@ class Session:
     @property
     def comm(self) -> Comm:
         return self.strategy.comm
+
+    @property
+    def over(self) -> bool:
+        """Whether no step is to be taken any more, on any rank: an agreed stop, or `max_steps`."""
+        most = self.config.max_steps
+        return self.stop.agreed or (most is not None and self.step >= most)
 
     @property
     def device_type(self) -> str:
@@ -81,10 +90,12 @@ class Session:
 
 
 def open_session(
-    strategy: Strategy, config: JobConfig, run_dir: Path, writer: RecordWriter, restarted: bool
+    strategy: Strategy, config: JobConfig, run_dir: Path, writer: RecordWriter, restarted: bool, source: Path | None
 ) -> Session:
-    """A session with nothing prepared yet."""
+    """A session with nothing prepared yet. `source` is the run directory that a dry run goes on from."""
     comm = strategy.comm
+    dry = Dry(comm, run_dir / DRY_CHECKPOINTS) if config.dry_run else None
+    checkpoints = Manager(comm, dry.root if dry else run_dir / "checkpoints", config.checkpoint.keep)
     scaler = strategy.grad_scaler() if config.precision == "fp16" else None
     return Session(
         strategy=strategy,
@@ -96,6 +107,8 @@ def open_session(
         stop=Stop(comm),
         progress=Progress(config.progress and comm.rank == 0),
         measure=Measure(strategy, config, writer),
-        checkpoints=Manager(comm, run_dir / "checkpoints", config.checkpoint.keep),
+        checkpoints=checkpoints,
+        dry=dry,
+        source=replace(checkpoints, root=source / "checkpoints") if source else None,
         contents=Contents(stateful={"scaler": strategy.saved_scaler(scaler)} if config.precision == "fp16" else {}),
     )

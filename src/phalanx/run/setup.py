@@ -19,7 +19,7 @@ from ..config import JobConfig, Loaded, load_config, load_run_config, save_run_c
 from ..devices import device_index
 from ..errors import PlanError, UsageError
 from ..records import RecordWriter, Start
-from ..rundir import find_run_dir, log_path, new_run_dir, next_attempt
+from ..rundir import find_run_dir, log_path, mark_dry, new_run_dir, next_attempt
 from ..strategies.base import Strategy
 from ..topology import Topology
 from .api import Run
@@ -39,6 +39,7 @@ class Shared:
     run_dir: Path
     attempt: int
     restarted: bool  # whether to go on from this directory's newest checkpoint
+    source: Path | None = None  # the run directory that a dry run goes on from
 
 
 def current() -> Run:
@@ -66,6 +67,8 @@ def init(**settings: Any) -> Run:
     global _current, _started
     if _current is not None:
         raise UsageError("phalanx.init() was called twice: use phalanx.current() for the run, or close() it first")
+    if "dry_run" in settings:
+        raise UsageError("dry_run is the launch's to say, not init()'s: phalanx run --dry-run, or PHALANX_DRY_RUN=1")
     topology = Topology.current()
     loaded = _settings(settings)
     config = loaded.config
@@ -153,17 +156,28 @@ def _share(strategy: Strategy, loaded: Loaded) -> Shared:
 
 def _decide(loaded: Loaded) -> Shared:
     config = loaded.config
+    source = _source(config)
     launched = None if _started else os.environ.get("PHALANX_RUN_DIR")
     if launched:
         run_dir = Path(launched)
-    elif config.resume is not None and not _started:
+    elif config.resume is not None and not _started and not config.dry_run:
         run_dir = find_run_dir(config.run_root, _run_name(config), config.resume)
     else:
         run_dir = new_run_dir(config.run_root, _run_name(config))
     attempt = next_attempt(run_dir)
     if not launched:
         save_run_config(loaded, run_dir)
+    if config.dry_run:
+        mark_dry(run_dir)
+        return Shared(loaded, run_dir, attempt, source is not None, source)
     return Shared(loaded, run_dir, attempt, not _started and (config.resume is not None or attempt > 1))
+
+
+def _source(config: JobConfig) -> Path | None:
+    """The run directory that a dry run goes on from: it reads there, and writes in one of its own."""
+    if not config.dry_run or config.resume is None or _started:
+        return None
+    return find_run_dir(config.run_root, _run_name(config), config.resume)
 
 
 def _start(strategy: Strategy, loaded: Loaded) -> Run:
@@ -185,6 +199,7 @@ def _start(strategy: Strategy, loaded: Loaded) -> Run:
         versions={"python": platform.python_version(), "torch": torch.__version__},
         num_nodes=topology.num_nodes,
         launched_by=topology.source,
+        dry=shared.loaded.config.dry_run,
     )
     writer.write(start)
     log.info(
@@ -196,7 +211,8 @@ def _start(strategy: Strategy, loaded: Loaded) -> Run:
     if comm.rank == 0 and os.environ.get("PHALANX_RUN_DIR") != str(shared.run_dir):  # else the command has said so
         log.info("run directory: %s", shared.run_dir)
     seed_all(shared.loaded.config.seed)
-    return Run(open_session(strategy, shared.loaded.config, shared.run_dir, writer, shared.restarted), _forget)
+    session = open_session(strategy, shared.loaded.config, shared.run_dir, writer, shared.restarted, shared.source)
+    return Run(session, _forget)
 
 
 def _device_name(device: torch.device) -> str:

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -19,7 +19,8 @@ from ..config import RESERVED, Loaded, save_run_config
 from ..containers import probe
 from ..errors import MissingExtraError, PlanError
 from ..plan import LOCAL_LAUNCHERS, LaunchPlan
-from ..rundir import discard, find_run_dir, new_run_dir, write_atomic
+from ..rundir import DRY_CHECKPOINTS, discard, find_run_dir, mark_dry, new_run_dir, write_atomic
+from ..uses_api import check_dry_run
 from . import process, verdict
 from .source import save_source
 
@@ -62,7 +63,9 @@ def launch(plan: LaunchPlan, loaded: Loaded, run_dir: Path | None = None) -> Out
     """The same, with the words on its end left to the caller; in a run directory that is there, if one is given."""
     check(plan)
     resume, new = loaded.config.resume, run_dir is None
-    if run_dir is None and resume is not None:
+    if loaded.config.dry_run:
+        loaded = with_source(loaded, plan.name)
+    elif run_dir is None and resume is not None:
         run_dir, new = find_run_dir(loaded.config.run_root, plan.name, resume), False
     run_dir = run_dir or new_run_dir(loaded.config.run_root, plan.name)
     with _removed_unless_started(run_dir if new else None):
@@ -70,7 +73,17 @@ def launch(plan: LaunchPlan, loaded: Loaded, run_dir: Path | None = None) -> Out
         print(f"run directory: {run_dir}", file=sys.stderr, flush=True)
         start = time.time()
         ended = process.run(_words(plan), environment)
+    shutil.rmtree(run_dir / DRY_CHECKPOINTS, ignore_errors=True)
     return _conclude(plan, run_dir, start, ended)
+
+
+def with_source(loaded: Loaded, name: str) -> Loaded:
+    """A dry run's settings with the path of the run that it goes on from: it has a run directory of its own."""
+    resume = loaded.config.resume
+    if resume is None:
+        return loaded
+    source = find_run_dir(loaded.config.run_root, name, resume)
+    return replace(loaded, config=loaded.config.model_copy(update={"resume": str(source)}))
 
 
 def prepare(plan: LaunchPlan, loaded: Loaded) -> Path:
@@ -112,6 +125,8 @@ def check(plan: LaunchPlan) -> None:
         raise PlanError(f"launcher {plan.launcher} has no single command to run here: use --launcher torchrun")
     if plan.script is not None:
         _check_script(Path(plan.script))
+        if plan.config.dry_run:
+            check_dry_run(Path(plan.script))
     engines.check(plan)
     probe.check(plan)
     _check_python(plan)
@@ -172,6 +187,8 @@ def _write(plan: LaunchPlan, loaded: Loaded, run_dir: Path) -> dict[str, str]:
     """The files that a launch leaves in its run directory; returns the ranks' whole environment."""
     plan = plan.in_run_dir(str(run_dir))
     save_run_config(loaded, run_dir)
+    if loaded.config.dry_run:
+        mark_dry(run_dir)
     write_atomic(run_dir / "plan.json", plan.to_json())
     write_atomic(run_dir / "job.sh", shell.script(plan.command, plan.environment, str(Path.cwd())))
     save_source(Path(plan.script or "."), run_dir)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import time
 from contextlib import suppress
-from datetime import timedelta
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
@@ -24,6 +23,7 @@ PATIENCE = 30.0  # seconds until a waiting rank says so
 LIMIT = 1800.0  # seconds until it gives up, as torch's own collectives do
 GOODBYE = 10.0  # seconds that rank 0 waits for others at the end of the run
 _LOOK = 1.0  # seconds between looks for ranks that have left
+_SHORTEST = 0.0005  # seconds between looks for the others, which grow with the time waited
 
 
 class Meeting:
@@ -33,12 +33,12 @@ class Meeting:
         self._store, self._rank, self._world_size = store, rank, world_size
         self._number = 0
 
-    def meet(self, call: str) -> None:
+    def meet(self, call: str, limit: float = LIMIT) -> None:
         """Return when every rank has come to `call`; UsageError on all of them if one makes another call here."""
         self._number += 1
         place = str(self._number)
         try:
-            self._meet(place, call)
+            self._meet(place, call, limit)
         except dist.DistNetworkError as error:
             raise RuntimeError(
                 f"rank {self._rank} lost its connection to rank 0 in {call}: {error}. {ADVICE}"
@@ -55,7 +55,7 @@ class Meeting:
         while self._store.add("left", 0) < self._world_size and time.monotonic() < end:
             time.sleep(0.01)
 
-    def _meet(self, place: str, call: str) -> None:
+    def _meet(self, place: str, call: str, limit: float) -> None:
         store = self._store
         if store.add(f"{place}/begun", 1) == 1:
             store.set(f"{place}/call", f"rank {self._rank} is in {call}")
@@ -65,21 +65,21 @@ class Meeting:
         store.set(f"{place}/{self._rank}", "1")
         if store.add(f"{place}/come", 1) == self._world_size and not store.check([f"{place}/end"]):
             store.set(f"{place}/end", "")
-        self._wait(place, call)
+        self._wait(place, call, limit)
         problem = store.get(f"{place}/end").decode()
         if problem:
             if self._rank == 0:  # the store may end with this process: let the others read it
                 time.sleep(_LOOK)
             raise UsageError(problem)
 
-    def _wait(self, place: str, call: str) -> None:
+    def _wait(self, place: str, call: str, limit: float) -> None:
         begin, said, left = time.monotonic(), False, 0
         while not self._ended(place):
             waited = time.monotonic() - begin
             if left:  # a look ago: a rank that failed has had time to report it first
                 self._give_up(place, call, "before the end of its run")
             left = self._store.add("left", 0)
-            if waited > LIMIT:
+            if waited > limit:
                 self._give_up(place, call, f"in {waited:.0f} s")
             if waited > PATIENCE and not said:
                 said = True
@@ -87,12 +87,13 @@ class Meeting:
                 log.warning("rank %d has waited %.0f s in %s for %s. %s", self._rank, waited, call, missing, ADVICE)
 
     def _ended(self, place: str) -> bool:
-        try:
-            self._store.wait([f"{place}/end"], timedelta(seconds=_LOOK))
-        except dist.DistNetworkError:
-            raise
-        except dist.DistError:  # not yet
-            return False
+        """Whether the meeting is over within a look. `store.wait` would log a warning each time that it is not."""
+        begin = time.monotonic()
+        while not self._store.check([f"{place}/end"]):
+            waited = time.monotonic() - begin
+            if waited > _LOOK:
+                return False
+            time.sleep(max(_SHORTEST, waited / 10))
         return True
 
     def _missing(self, place: str) -> list[int]:

@@ -17,7 +17,8 @@ from ..comm import Comm
 from ..errors import PlanError, TopologyError
 from ..topology import Topology
 from .base import Strategy
-from .meeting import Meeting
+from .meeting import LIMIT, Meeting
+from .turns import Turn
 
 _OPS = {"sum": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}
 
@@ -30,8 +31,9 @@ class GroupComm(Comm):
     def __init__(self, rank: int, world_size: int, device: torch.device, on_host: bool) -> None:
         super().__init__(rank, world_size)
         GroupComm._made += 1
-        store = PrefixStore(f"phalanx/{GroupComm._made}", dist.distributed_c10d._get_default_store())
-        self._meeting: Meeting | None = Meeting(store, rank, world_size)
+        self._store = PrefixStore(f"phalanx/{GroupComm._made}", dist.distributed_c10d._get_default_store())
+        self._meeting: Meeting | None = Meeting(self._store, rank, world_size)
+        self._turns = 0
         self._device = device
         self._on_host = on_host
 
@@ -75,9 +77,17 @@ class GroupComm(Comm):
     def barrier(self) -> None:
         self.all_reduce(torch.zeros(1), "sum")
 
-    def meet(self, call: str) -> None:
+    def meet(self, call: str, limit: float | None = None) -> None:
+        super().meet(call)
         if self.world_size > 1 and self._meeting is not None:
-            self._meeting.meet(call)
+            self._meeting.meet(call, LIMIT if limit is None else limit)
+
+    def turn(self) -> Turn | None:
+        if self.world_size == 1:
+            return None
+        self._turns += 1
+        store = PrefixStore(f"first/{self._turns}", self._store)
+        return Turn(store, self.rank, self.world_size, lambda: self._store.add("left", 0) > 0)
 
     def leave(self) -> Meeting | None:
         """Announce that this rank makes no more calls."""

@@ -14,7 +14,8 @@ class Tracker:
     """Made on the main rank only, when the run starts."""
 
     def start(self, run_dir: Path, settings: Mapping[str, Any]) -> None:
-        """The run begins; `settings` are all of its settings."""
+        """The run begins; `settings` are all of its settings. Where `dry_run` is among them and true, what comes is no
+        training's and is to be marked so."""
 
     def log(self, values: Mapping[str, float], step: int) -> None:
         """Metrics at `step`."""

@@ -12,7 +12,7 @@ from .base import Tracker
 
 class Csv(Tracker):
     def start(self, run_dir: Path, settings: Mapping[str, Any]) -> None:
-        path = run_dir / "metrics.csv"
+        path = run_dir / ("metrics.dry.csv" if settings.get("dry_run") else "metrics.csv")
         fresh = not path.exists()
         self._file = path.open("a", newline="", encoding="utf-8")
         self._writer = csv.writer(self._file)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ... import engines, secret
 from ...batch.script import Inserts, render_script
-from ...config import Loaded, save_run_config
+from ...config import Loaded, save_run_config, walltime
 from ...config.saved import run_config_text
 from ...containers import probe
 from ...environments import environment_warnings
@@ -22,13 +22,15 @@ from ...facts import Facts
 from ...plan import LaunchPlan
 from ...planner import make_plan
 from ...program import Program
-from ...rundir import discard, find_run_dir, new_run_dir, write_atomic
+from ...rundir import discard, find_run_dir, mark_dry, new_run_dir, write_atomic
 from ...shell import evaluate
-from ..local import without_other_launches
+from ...uses_api import check_dry_run
+from ..local import with_source, without_other_launches
 from ..source import save_snapshot, save_source, tracked
 from . import client
 from .output import before_submission, expand_pattern, unknown_patterns
 
+_DRY_TIME, _DRY_SECONDS = "00:15:00", 900
 _RUNS_ON, _ARRAYS = "slurm-%j.out", "slurm-%A_%a.out"
 # sbatch's variables whose names are not their options'.
 _INPUT = {
@@ -61,12 +63,23 @@ def build(loaded: Loaded, program: Program, facts: Facts) -> Job:
     Raises PlanError for what Slurm could not run.
     """
     loaded = with_paths(loaded, os.environ)
+    if loaded.config.dry_run:
+        loaded = _short(loaded)
     plan = make_plan(loaded.config, facts, program, for_slurm=True)
     inserts = Inserts(
         _file(loaded.config.pre_exec_file, "pre_exec_file", plan.cwd),
         _file(loaded.config.exec_file, "exec_file", plan.cwd),
     )
     return Job(loaded, plan, render_script(plan, run_config_text(loaded), inserts))
+
+
+def _short(loaded: Loaded) -> Loaded:
+    """A dry run's settings: a quarter of an hour at most, which lets a job start where long ones wait."""
+    config = loaded.config
+    limit = walltime.seconds(config.time) if config.time else None
+    if limit is not None and limit <= _DRY_SECONDS:
+        return loaded
+    return replace(loaded, config=config.model_copy(update={"time": _DRY_TIME}))
 
 
 def with_paths(loaded: Loaded, environ: Mapping[str, str]) -> Loaded:
@@ -136,6 +149,8 @@ def check(job: Job) -> None:
             f"there is no script {plan.script!r} in {folder}: give the path of a python file (--force submits all "
             "the same, for a file that only the nodes see)"
         )
+    if plan.script is not None and plan.config.dry_run:
+        check_dry_run(Path(folder, plan.script))
     if plan.runtime == "venv" and "/" in plan.python and shutil.which(plan.python) is None:
         raise PlanError(
             f"there is no python at {plan.python}: set venv to a virtual environment's folder, or python (--force "
@@ -174,7 +189,9 @@ def submit(job: Job, ids: list[str], chain: int = 1) -> Path:
     sbatch's words if it refuses; a run directory without a job is not left behind.
     """
     config = job.loaded.config
-    old = config.resume is not None
+    if config.dry_run:
+        job = replace(job, loaded=with_source(job.loaded, job.plan.name))
+    old = config.resume is not None and not config.dry_run
     run_dir = find_run_dir(config.run_root, job.plan.name, config.resume or "") if old else None
     run_dir = run_dir or new_run_dir(Path(job.plan.cwd, config.run_root), job.plan.name)
     hidden = {name: evaluate(value) for name, value in secret.only(job.plan.environment).items()}
@@ -197,6 +214,8 @@ def _write(job: Job, run_dir: Path) -> None:
     plan = job.plan.in_run_dir(str(run_dir))
     try:
         save_run_config(job.loaded, run_dir)
+        if job.loaded.config.dry_run:
+            mark_dry(run_dir)
         write_atomic(run_dir / "plan.json", plan.to_json())
         write_atomic(run_dir / "job.sh", job.script)
         save_source(Path(plan.cwd, plan.script or "."), run_dir)
