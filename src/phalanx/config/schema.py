@@ -31,6 +31,9 @@ class DdpSettings(Section):
     static_graph: bool = Field(default=False, description="DDP: promise that the graph never changes")
     broadcast_buffers: bool = Field(default=True, description="DDP: rank 0's buffers to all at each forward")
     bucket_cap_mb: Positive = Field(default=25, description="DDP: gradient bucket size in MiB")
+    sync_batchnorm: bool = Field(
+        default=False, description="BatchNorm over the batches of all ranks, under any strategy (CUDA only)"
+    )
 
 
 class FsdpSettings(Section):

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, RandomSampler
 from ..data.loader import PreparedLoader, prepare_loader
 from ..errors import UsageError
 from ..strategies.base import parameters_of
+from .batchnorm import synchronised
 from .precision import DTYPES, AutocastForward
 from .proxies import OptimizerProxy, SchedulerProxy
 from .seeding import seed_rank
@@ -86,6 +87,8 @@ def _model(session: Session, model: nn.Module, moved: _Moved) -> nn.Module:
         raise UsageError(
             f"{type(model).__name__} has parameters on the meta device ({unready[0]}, …): build it with data"
         )
+    model = synchronised(model, strategy)
+    inner = strategy.unwrap(model)
     before = dict(inner.named_parameters(remove_duplicate=False))
     session.measure.count(inner)
     wrapped = strategy.wrap(model)
