@@ -9,6 +9,7 @@ import logging
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -32,16 +33,15 @@ class Seen:
     length: str
     batch: str = "no batch"
     batches: int = 0
-    samples: int = 0  # over all ranks
+    samples: int = 0  # over all ranks, in training
     passes: int = 0
 
     def text(self, number: int) -> str:
         times = f", {self.passes} times" if self.passes > 1 else ""
         batches = f"{self.batches} batch{'es' * (self.batches != 1)}"
-        return (
-            f"{self.kind} {number}{times}: {self.dataset}, {batches} of {self.batch} on this rank, "
-            f"{self.samples} samples over all ranks; {self.length}"
-        )
+        samples = f", {self.samples} samples over all ranks" if self.samples else ""
+        seen = f"{batches} of {self.batch} on this rank{samples}"
+        return f"{self.kind} {number}{times}: {self.dataset}, {seen}; {self.length}"
 
 
 @dataclass
@@ -55,20 +55,26 @@ class Dry:
     saved: Path | None = None
     _checkpoint: str = "no checkpoint: nothing was prepared"
 
-    def first(self, groups: Iterator[Group], loader: PreparedLoader, accumulate: int, train: bool) -> Iterator[Group]:
-        """The first of a pass's groups, looked at on its way; then the pass is over."""
-        kind = "training loop" if train else "evaluation"
-        seen = self.loops.get((kind, id(loader)))
-        if seen is None:
-            seen = Seen(kind, type(loader.dataset).__name__, _length(loader, accumulate))
-            self.loops[kind, id(loader)] = seen
+    def first_group(self, groups: Iterator[Group], loader: PreparedLoader, accumulate: int) -> Iterator[Group]:
+        """The first of a training pass's groups, looked at on its way; then the pass is over."""
+        seen = self._seen("training loop", loader, accumulate)
         for group in groups:
-            first = seen.passes == 0
-            seen.passes += 1
-            yield replace(group, micros=_looked_at(group.micros, seen)) if first else group
-            if train:
-                loader.finish()
+            yield replace(group, micros=_looked_at(group.micros, seen)) if seen.passes == 1 else group
+            loader.finish()
             return
+
+    def first_batch(self, batches: Iterator[Any], loader: PreparedLoader) -> Iterator[Any]:
+        """The first of an evaluation's batches."""
+        seen = self._seen("evaluation", loader, 1)
+        for batch in islice(batches, 1):
+            seen.batches, seen.batch = 1, describe(batch)
+            yield batch
+
+    def _seen(self, kind: str, loader: PreparedLoader, accumulate: int) -> Seen:
+        seen = Seen(kind, type(loader.dataset).__name__, _length(loader, accumulate))
+        seen = self.loops.setdefault((kind, id(loader)), seen)
+        seen.passes += 1
+        return seen
 
     def saw_checkpoint(self, path: Path, seconds: float) -> None:
         self.saved = path

@@ -152,7 +152,7 @@ class Loop:
         begin = mark = self._begin = clock()
         groups = loader.groups(session.config.accumulate, train=True)
         if session.dry is not None:
-            groups = session.dry.first(groups, loader, session.config.accumulate, train=True)
+            groups = session.dry.first_group(groups, loader, session.config.accumulate)
         for group in groups:
             if session.step >= most:  # with data left
                 session.comm.meet("the end of run.steps()")
@@ -218,12 +218,9 @@ class Loop:
         self._session.comm.meet("run.evaluate()")
         self._session.agree_on_buffers()
         with naming("run.evaluate()"), self._eval_mode(), torch.no_grad():
-            groups = loader.groups(1, train=False)
-            if self._session.dry is not None:
-                groups = self._session.dry.first(groups, loader, 1, train=False)
-            for group in groups:
-                for micro in group.micros:
-                    yield move(micro.batch, self._session.strategy.device)
+            batches = (micro.batch for group in loader.groups(1, train=False) for micro in group.micros)
+            for batch in batches if self._session.dry is None else self._session.dry.first_batch(batches, loader):
+                yield move(batch, self._session.strategy.device)
 
     @contextmanager
     def _eval_mode(self) -> Iterator[None]:
