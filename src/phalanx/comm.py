@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from .errors import UsageError
 if TYPE_CHECKING:
     from .strategies.turns import Turn
 
+WORDS = (0, 0, 0, 0)  # what else a rank's message may say at a meeting: integers of 64 bits
 ADVICE = (
     "All ranks must make this call, none of them under `if run.is_main`, and leave a loop by `break` at the same step "
     "(run.stop() ends all). If a rank failed, its own error is the cause"
@@ -77,12 +78,23 @@ class Comm:
     def barrier(self) -> None:
         """Return when every rank has come here."""
 
-    def meet(self, call: str, limit: float | None = None) -> None:
-        """Return when every rank has come to `call`, with no data exchanged; UsageError if one makes another call.
+    def meet(
+        self,
+        call: str,
+        limit: float | None = None,
+        what: Sequence[str] = (),
+        words: Sequence[int] = WORDS,
+        problem: str = "",
+    ) -> list[list[int]]:
+        """Return every rank's `words` when all have come to `call`, given the same: `what` describes it part by part.
 
         `limit` is how many seconds the others are waited for, by default as long as by torch's collectives.
+        UsageError on all ranks where one makes another call, is given something else, or has a `problem`.
         """
         self.check_together(call)
+        if problem:
+            raise UsageError(problem)
+        return [list(words)]
 
     def check_together(self, call: str) -> None:
         """UsageError where ranks run one after another, as `call` would wait for ever."""

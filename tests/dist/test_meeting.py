@@ -82,6 +82,7 @@ def train_and_fail(kind: str, strategy: str) -> None:
     ("kind", "mine", "theirs"),
     [
         ("save at epoch", "run.save()", "the end of an epoch"),
+        ("reduce at epoch", "run.reduce()", "the end of an epoch"),
         ("evaluate at epoch", "run.evaluate()", "the end of an epoch"),
         ("steps at epoch", "the beginning of run.steps()", "the end of an epoch"),
         ("state_dict at epoch", "run.state_dict()", "the end of an epoch"),
@@ -96,7 +97,10 @@ def test_a_call_of_one_rank_is_named_on_all(tmp_path: Path, kind: str, mine: str
     assert "run.is_main" in first
 
 
-@pytest.mark.parametrize(("kind", "call"), [("save at step 1", "run.save()"), ("break", "the end of an epoch")])
+@pytest.mark.parametrize(
+    ("kind", "call"),
+    [("save at step 1", "run.save()"), ("reduce at step 1", "run.reduce()"), ("break", "the end of an epoch")],
+)
 def test_a_rank_that_others_wait_for_in_a_step_says_so(tmp_path: Path, kind: str, call: str) -> None:
     first, _ = run_ranks(script, 2, kind, "ddp", folder=tmp_path)
     assert f"rank 0 is in {call}" in first
@@ -110,7 +114,7 @@ def test_a_rank_that_others_wait_for_in_a_step_says_so(tmp_path: Path, kind: str
     ("kind", "words"),
     [
         ("save at end", "to which rank 1 did not come before the end of its run"),
-        ("reduce at end", "run.reduce() did not hear from other ranks: "),
+        ("reduce at end", "to which rank 1 did not come before the end of its run"),
         ("failure", "to which rank 1 did not come before the end of its run"),
     ],
 )
@@ -161,19 +165,73 @@ def test_a_lost_store_is_named(tmp_path: Path) -> None:
     assert "rank 1 lost its connection to rank 0 in run.save()" in caught.value.traces[1]
 
 
+class Work:
+    """An exchange that ends when somebody says so."""
+
+    def __init__(self, rows: list[torch.Tensor], mine: torch.Tensor) -> None:
+        for row in rows:
+            row.copy_(mine)
+        self.done = threading.Event()
+
+    def wait(self, limit: Any = None) -> None:
+        if not self.done.wait(limit and limit.total_seconds()):
+            raise RuntimeError("not yet")
+
+    def is_completed(self) -> bool:
+        return self.done.is_set()
+
+
 def test_of_many_ranks_the_missing_are_named(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(meeting, "PATIENCE", 0.1)
     monkeypatch.setattr(meeting, "_LOOK", 0.05)
     monkeypatch.setattr(logging.getLogger("phalanx"), "propagate", True)
-    store = HashStore()
-    ranks = [Meeting(store, rank, 12) for rank in range(12)]
-    late = threading.Timer(0.5, lambda: [threading.Thread(target=rank.meet, args=("x",)).start() for rank in ranks[2:]])
+    store, works = HashStore(), []
+    ranks = [Meeting(store, rank, 12, lambda *row: works.append(Work(*row[:2])) or works[-1], list) for rank in range(2)]
     other = threading.Thread(target=ranks[1].meet, args=("x",))
     other.start()
-    late.start()
-    ranks[0].meet("x")
+    threading.Timer(0.5, lambda: [work.done.set() for work in works]).start()
+    assert ranks[0].meet("x", words=(1, 2, 3, 4)) == [[1, 2, 3, 4]] * 12
     other.join()
-    assert "in x for ranks 2, 3, 4, 5, 6, 7, 8, 9 and 2 more" in caplog.text
+    assert caplog.text.count("in x for ranks 2, 3, 4, 5, 6, 7, 8, 9 and 2 more") == 2
+
+
+def late(seconds: float) -> tuple[Any, float]:
+    meeting.PATIENCE, meeting._LOOK = 0.5, 0.1
+    with phalanx.init(progress=False) as run:
+        begin = time.monotonic()
+        time.sleep(seconds * (run.rank == 2))
+        return [run.reduce(run.rank, "sum"), run.gather(run.rank), run.broadcast(run.rank, 2)], time.monotonic() - begin
+
+
+def test_a_late_rank_is_waited_for(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Rank 0 says once whom it waits for, and torch's own library nothing."""
+    for values, seconds in run_ranks(late, 3, 4.0, folder=tmp_path):
+        assert values == [3, [0, 1, 2], 2]
+        assert 3.5 < seconds
+    (log,) = tmp_path.glob("runs/*/*/logs/0.log")
+    assert log.read_text().count("s in run.reduce() for rank 2. ") == 1
+    assert "c10d" not in "".join(capfd.readouterr())
+
+
+def apart(rank: int) -> str:
+    """One rank of three makes another call."""
+    with phalanx.init(progress=False) as run:
+        try:
+            run.save() if run.rank == rank else run.reduce({"loss": 1.0})
+        except UsageError as error:
+            return str(error)
+    return "nothing"
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_one_of_three_in_another_call_is_named_on_all(tmp_path: Path, rank: int) -> None:
+    begin = time.monotonic()
+    first, *others = run_ranks(apart, 3, rank, folder=tmp_path)
+    assert time.monotonic() - begin < 30
+    assert others == [first, first]
+    save = "run.save() or a checkpoint at step 0"
+    here, there = (save, "rank 1 in run.reduce()") if rank == 0 else ("run.reduce()", f"rank 2 in {save}")
+    assert f"rank 0 is in {here}, but {there}" in first
 
 
 def test_only_failed_exchanges_are_renamed() -> None:

@@ -23,14 +23,16 @@ from ..records import Exit, Metric
 from ..topology import Topology
 from ..trackers.base import Tracker
 from ..worker import headline
+from .exact import Op
 from .export import full_state
 from .first import main_first
 from .gradients import AccumulateContext
 from .loop import Loop
 from .prepare import prepare
-from .reduce import Op, gather, reduce
+from .reduce import reduce
 from .saver import Saver
 from .session import Session
+from .values import broadcast, gather
 
 log = logging.getLogger("phalanx")
 
@@ -216,26 +218,38 @@ class Run:
     def reduce(self, value: Any, op: Op = "mean", weight: float | Tensor | None = None) -> Any:
         """`value` over all ranks, on all ranks: a tensor, a number, or a dict or list of them.
 
+        Exact up to the rounding to the result's type, which is the value's own: floats keep theirs, a sum of integers
+        is an int or int64, a mean of integers a float or float64. Dicts are paired by their keys.
+
         Args:
             op: "mean", "sum", "min" or "max".
-            weight: this rank's weight; a rank of weight 0 does not count, whatever its value is (NaN too).
+            weight: this rank's weight; a rank of weight 0 does not count, whatever its value is (NaN too). A sum of
+                integers by weights that are floats is a float.
+
+        Raises:
+            UsageError: on all ranks, where they differ in keys, types, shapes or `op`; a value or weight can't be
+                reduced; a sum of integers is beyond 64 bits (Python's own have no limit).
         """
         with naming("run.reduce()"):
             return reduce(self._session.comm, value, op, weight)
 
     def gather(self, value: Any) -> Any:
-        """All ranks' tensors joined along the first dimension, whose length may differ; of other objects, a list."""
+        """All ranks' tensors joined along the first dimension, whose length may differ; of other objects, a list.
+
+        Raises:
+            UsageError: on all ranks, where types or the other dimensions differ.
+        """
         with naming("run.gather()"):
             return gather(self._session.comm, value)
 
     def broadcast(self, value: Any, src: int = 0) -> Any:
-        """Rank `src`'s tensor (the same shape and type on all ranks) or picklable object, on all ranks."""
-        if not 0 <= src < self.world_size:
-            raise UsageError(f"broadcast(src={src}): expected a rank from 0 to {self.world_size - 1}")
+        """Rank `src`'s tensor (the same shape and type on all ranks) or picklable object, on all ranks.
+
+        Raises:
+            UsageError: on all ranks, where `src`, types or shapes differ.
+        """
         with naming("run.broadcast()"):
-            if isinstance(value, Tensor):
-                return self._session.comm.broadcast(value.detach().clone(), src)
-            return self._session.comm.broadcast_object(value, src)
+            return broadcast(self._session.comm, value, src)
 
     def log(self, values: Mapping[str, Any], step: int | None = None) -> None:
         """Record metrics (numbers or tensors of one element) at `step`, by default the current one; main rank only."""

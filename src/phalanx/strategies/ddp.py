@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from inspect import signature
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from .process_group import ProcessGroupStrategy
+from .process_group import ProcessGroupStrategy, broadcast_tensors
 
 # torch 2.13 renamed the argument.
 _BUFFERS = next(
@@ -17,6 +20,30 @@ _BUFFERS = next(
     for name in ("forward_sync_buffers", "broadcast_buffers")
     if name in signature(DistributedDataParallel.__init__).parameters
 )
+
+
+_IGNORED = "_ddp_params_and_buffers_to_ignore"  # the attribute by which a module tells DDP names to pass over
+_SENT = {
+    torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128,
+    torch.bool, torch.uint8, torch.int8, torch.int32, torch.int64,
+}  # fmt: skip
+
+
+def _can_be_sent(buffer: torch.Tensor) -> bool:
+    """Whether DDP's own broadcast takes it, by every backend."""
+    strided = buffer.layout == torch.strided and not buffer.is_quantized
+    return strided and buffer.dtype in _SENT and not (0 in buffer.stride() and buffer.numel() > 1)
+
+
+@contextmanager
+def _ignoring(model: nn.Module, names: list[str]) -> Iterator[None]:
+    """Within it, DDP's constructor is told to pass over these."""
+    before = vars(model).get(_IGNORED)
+    setattr(model, _IGNORED, names)
+    try:
+        yield
+    finally:
+        delattr(model, _IGNORED) if before is None else setattr(model, _IGNORED, before)
 
 
 class Ddp(ProcessGroupStrategy):
@@ -30,6 +57,26 @@ class Ddp(ProcessGroupStrategy):
             return model  # a frozen model has no gradients to average, and DDP refuses it
         settings = self.config.ddp
         buffers: dict[str, Any] = {} if settings.broadcast_buffers else {_BUFFERS: False}
+        own = getattr(model, _IGNORED, ())
+        odd = [name for name, buffer in model.named_buffers() if not _can_be_sent(buffer) and name not in own]
+        with _ignoring(model, [*own, *odd]):
+            wrapped = self._wrapped(model, buffers)
+        self._send(odd, wrapped)
+        if odd and settings.broadcast_buffers:
+            wrapped.register_forward_pre_hook(partial(self._before_forward, odd))
+        return wrapped
+
+    def _send(self, names: list[str], wrapped: Any) -> None:
+        buffers = dict(wrapped.module.named_buffers()) if names else {}
+        broadcast_tensors([buffers[name] for name in names if name in buffers], self.comm)
+
+    def _before_forward(self, names: list[str], wrapped: nn.Module, _: Any) -> None:
+        """When DDP sends the other buffers."""
+        if wrapped.require_forward_param_sync:
+            self._send(names, wrapped)
+
+    def _wrapped(self, model: nn.Module, buffers: dict[str, Any]) -> DistributedDataParallel:
+        settings = self.config.ddp
         return DistributedDataParallel(
             model,
             device_ids=[self.device.index] if self.device.type == "cuda" else None,

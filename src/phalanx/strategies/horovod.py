@@ -25,7 +25,7 @@ from ..ports import claim, job_ports
 from ..registry import require
 from ..rendezvous import own_host
 from .base import parameters_of
-from .process_group import ProcessGroupStrategy
+from .process_group import ProcessGroupStrategy, broadcast_state
 
 
 class Horovod(ProcessGroupStrategy):
@@ -107,7 +107,7 @@ class Horovod(ProcessGroupStrategy):
     def wrap(self, model: nn.Module) -> nn.Module:
         model = model.to(self.device)
         if self.topology.world_size > 1:
-            self._hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+            broadcast_state(model, self.comm)  # also buffers that state_dict leaves out
             if not self.config.horovod.use_adasum:
                 self._reducer.watch(model)
         return model

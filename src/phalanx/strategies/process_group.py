@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import atexit
 import os
+from collections.abc import Iterable, Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._C._distributed_c10d import HashStore, PrefixStore, Store
+from torch._C._distributed_c10d import AllgatherOptions, HashStore, PrefixStore, Store
 from torch.distributed.distributed_c10d import default_pg_timeout
 from torch.distributed.rendezvous import rendezvous
 
-from ..comm import Comm
-from ..errors import PlanError, TopologyError
+from ..comm import WORDS, Comm
+from ..errors import PlanError, TopologyError, UsageError
 from ..topology import Topology
+from . import meeting
 from .base import Strategy
-from .meeting import LIMIT, Meeting
+from .meeting import Meeting
 from .turns import Turn
 
+_EVER = 1e8  # seconds
 _OPS = {"sum": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}
 
 
@@ -28,14 +32,38 @@ class GroupComm(Comm):
 
     _made = 0  # in this process, and so on every rank
 
-    def __init__(self, rank: int, world_size: int, device: torch.device, on_host: bool) -> None:
+    def __init__(self, rank: int, world_size: int, device: torch.device) -> None:
         super().__init__(rank, world_size)
         GroupComm._made += 1
         self._store = PrefixStore(f"phalanx/{GroupComm._made}", dist.distributed_c10d._get_default_store())
-        self._meeting: Meeting | None = Meeting(self._store, rank, world_size)
         self._turns = 0
         self._device = device
-        self._on_host = on_host
+        self._on_host = "cpu:" in dist.get_backend_config()
+        self._meeting = self._own_meeting() if world_size > 1 else None
+
+    def _own_meeting(self) -> Meeting:
+        """In a group of its own: what it carries must never meet a collective of the training's."""
+        if not dist.is_gloo_available():
+            return Meeting(self._store, self.rank, self.world_size, self._gather_on_device, self.gather_objects)
+        group = dist.new_group(backend="gloo")
+
+        def tell(value: Any) -> list[Any]:
+            values = [None] * self.world_size
+            dist.all_gather_object(values, value, group)
+            return values
+
+        def gather(rows: list[Tensor], mine: Tensor, limit: float) -> Any:
+            options = AllgatherOptions()
+            options.timeout = timedelta(seconds=min(limit, _EVER))
+            return group.allgather([rows], [mine], options)  # as dist.all_gather does, which knows no limit
+
+        return Meeting(self._store, self.rank, self.world_size, gather, tell)
+
+    def _gather_on_device(self, rows: list[Tensor], mine: Tensor, limit: float) -> Any:
+        """Where no gloo was built: a wait that can't be cut short."""
+        for row, part in zip(rows, self.all_gather(mine), strict=True):
+            row.copy_(part)
+        return _Done()
 
     @property
     def active(self) -> bool:
@@ -60,9 +88,15 @@ class GroupComm(Comm):
         return [part.to(tensor.device) for part in parts]
 
     def broadcast(self, tensor: Tensor, src: int) -> Tensor:
-        there = self._home(tensor).contiguous()
-        dist.broadcast(there, src)
-        return tensor if there is tensor else tensor.copy_(there)
+        if tensor.layout != torch.strided or tensor.is_quantized:
+            return tensor.copy_(self.broadcast_object(tensor, src))
+        # What was expanded holds each element once, and is written so.
+        once = tensor[tuple(slice(1) if step == 0 else slice(None) for step in tensor.stride())]
+        there = self._home(once).resolve_conj().resolve_neg().contiguous()
+        dist.broadcast(there.view(-1).view(torch.uint8), src)  # backends know a few types only
+        if there is not once:
+            once.copy_(there)
+        return tensor
 
     def gather_objects(self, value: Any) -> list[Any]:
         values = [None] * self.world_size
@@ -77,10 +111,20 @@ class GroupComm(Comm):
     def barrier(self) -> None:
         self.all_reduce(torch.zeros(1), "sum")
 
-    def meet(self, call: str, limit: float | None = None) -> None:
-        super().meet(call)
-        if self.world_size > 1 and self._meeting is not None:
-            self._meeting.meet(call, LIMIT if limit is None else limit)
+    def meet(
+        self,
+        call: str,
+        limit: float | None = None,
+        what: Sequence[str] = (),
+        words: Sequence[int] = WORDS,
+        problem: str = "",
+    ) -> list[list[int]]:
+        if self.world_size == 1:
+            return super().meet(call, limit, what, words, problem)
+        self.check_together(call)
+        if self._meeting is None:
+            raise UsageError(f"{call} after the end of the run: call it before run.close() or inside the with block")
+        return self._meeting.meet(call, meeting.LIMIT if limit is None else limit, what, words, problem)
 
     def turn(self) -> Turn | None:
         if self.world_size == 1:
@@ -91,10 +135,16 @@ class GroupComm(Comm):
 
     def leave(self) -> Meeting | None:
         """Announce that this rank makes no more calls."""
-        meeting, self._meeting = self._meeting, None
-        if meeting is not None:
-            meeting.leave()
-        return meeting
+        left, self._meeting = self._meeting, None
+        if left is not None:
+            left.leave()
+        return left
+
+
+class _Done:
+    """Work that needs no waiting."""
+
+    def wait(self, *_: Any) -> None: ...
 
 
 class ProcessGroupStrategy(Strategy):
@@ -118,8 +168,7 @@ class ProcessGroupStrategy(Strategy):
         if not dist.is_initialized():
             self._connect(backend)
             self._ours = True
-        on_host = "gloo" in backend or "cpu" in backend
-        self.comm = GroupComm(dist.get_rank(), dist.get_world_size(), self.device, on_host)
+        self.comm = GroupComm(dist.get_rank(), dist.get_world_size(), self.device)
 
     def _connect(self, backend: str) -> None:
         topology = self.topology
@@ -141,13 +190,13 @@ class ProcessGroupStrategy(Strategy):
             raise PlanError(f"rank {topology.rank} cannot rendezvous at {where}: {error}") from error
 
     def teardown(self, failed: bool) -> None:
-        meeting = self.comm.leave()
+        left = self.comm.leave()
         if not self._ours:
             return
         if not failed:
             _disconnect()
-            if meeting is not None and self.topology.rank == 0 and not _agent_keeps_store():
-                atexit.register(meeting.see_off)
+            if left is not None and self.topology.rank == 0 and not _agent_keeps_store():
+                atexit.register(left.see_off)
         elif self.device.type != "cuda":  # nccl's end would wait for ranks that never come
             # Closed connections make the other ranks fail too: ours is to be reported before theirs.
             atexit.register(_disconnect)
@@ -182,8 +231,13 @@ def _disconnect() -> None:
 
 def broadcast_state(model: nn.Module, comm: Comm) -> None:
     """Rank 0's parameters and buffers on every rank."""
+    broadcast_tensors((*model.parameters(), *model.buffers()), comm)
+
+
+def broadcast_tensors(tensors: Iterable[Tensor], comm: Comm) -> None:
+    """Rank 0's on every rank, in place."""
     if comm.world_size == 1:
         return
     with torch.no_grad():
-        for tensor in (*model.parameters(), *model.buffers()):
+        for tensor in tensors:
             comm.broadcast(tensor.detach(), 0)
