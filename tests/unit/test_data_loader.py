@@ -117,17 +117,18 @@ def test_steps_of_the_coming_pass_are_known_for_a_progress_bar():
 
 def test_position_counts_committed_groups_and_passes():
     loader = prepare(DataLoader(range(10), 2))
-    assert loader.state_dict() == {"pass": 0, "consumed": 0, "batches": 0, "finished": False, "world_size": 1}
+    sizes = {"world_size": 1, "dataset": 10, "units": 10}
+    assert loader.state_dict() == {"pass": 0, "consumed": 0, "batches": 0, "finished": False, **sizes}
     groups = loader.groups(2, train=True)
     group = next(groups)
     list(group.micros)
     assert loader.state_dict()["consumed"] == 0
     loader.commit(group)
-    assert loader.state_dict() == {"pass": 0, "consumed": 4, "batches": 2, "finished": False, "world_size": 1}
+    assert loader.state_dict() == {"pass": 0, "consumed": 4, "batches": 2, "finished": False, **sizes}
     for group in groups:
         list(group.micros)
         loader.commit(group)
-    assert loader.state_dict() == {"pass": 0, "consumed": 10, "batches": 5, "finished": True, "world_size": 1}
+    assert loader.state_dict() == {"pass": 0, "consumed": 10, "batches": 5, "finished": True, **sizes}
     taken(loader)
     assert loader.state_dict()["pass"] == 1
 

@@ -48,6 +48,9 @@ class Feed(Protocol):
     def plain(self, position: Position, train: bool) -> Iterator[tuple[Any, Position]]:
         """This rank's own batches from `position` on, each with the position after it."""
 
+    def sizes(self) -> dict[str, int]:
+        """What must not change in the middle of a pass."""
+
 
 def loader_settings(loader: DataLoader[Any], num_workers: int | None) -> dict[str, Any]:
     """Keyword arguments for a DataLoader like `loader`, apart from dataset, sampler and collate_fn."""
@@ -83,6 +86,7 @@ class MapFeed:
 
     def __init__(self, loader: DataLoader[Any], peers: Peers, seed: int, num_workers: int | None) -> None:
         self._peers, self._seed = peers, seed
+        self._dataset: Any = loader.dataset
         sampler, self.unit = _unit(loader)
         plain_batches = type(loader.batch_sampler) is BatchSampler
         self.batch_size = loader.batch_sampler.batch_size if plain_batches else None  # type: ignore[union-attr]
@@ -141,8 +145,19 @@ class MapFeed:
                 replace(position, consumed=shares.end(number + 1), batches=position.batches + number + 1),
             )
 
+    def sizes(self) -> dict[str, int]:
+        units = {"units": self.size()}
+        try:
+            return {"dataset": len(self._dataset), **units}
+        except (TypeError, NotImplementedError):
+            return units
+
+    def deal(self, size: int, world_size: int) -> Deal:
+        """How `size` units would be dealt to so many ranks."""
+        return Deal(size, self.batch_size or 1, world_size, self._drop_last)
+
     def _deal(self, size: int) -> Deal:
-        return Deal(size, self.batch_size or 1, self._peers.world_size, self._drop_last)
+        return self.deal(size, self._peers.world_size)
 
     def _pass(self, position: Position, train: bool) -> tuple[Shares, Iterator[Any]]:
         order = self._order.make(position.index)
@@ -234,6 +249,9 @@ class IterableFeed:
 
     def left(self, position: Position) -> int | None:
         return None
+
+    def sizes(self) -> dict[str, int]:
+        return {}
 
     def length(self) -> int:
         """Micro-batches in a pass, if the dataset has a length and splits evenly; else TypeError."""

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from itertools import islice
 from typing import Any
 
 from torch.utils.data import DataLoader
 
-from ..errors import DataError
+from ..errors import CheckpointError, DataError
 from .feed import Feed, IterableFeed, MapFeed, Position, make_feed
 from .groups import Group, Peers
+from .passes import Passes, Whereabouts
 from .seeding import mix
+
+_NAMES = {"dataset": "a dataset", "units": "an order"}
 
 
 class PreparedLoader:
@@ -22,15 +24,27 @@ class PreparedLoader:
     The loader it was made from is left as it was; attributes not found here are read from it.
     """
 
-    def __init__(self, loader: DataLoader[Any], feed: Feed, world_size: int, train: bool, number: int) -> None:
+    def __init__(
+        self,
+        loader: DataLoader[Any],
+        feed: Feed,
+        world_size: int,
+        train: bool,
+        number: int,
+        where: Whereabouts | None = None,
+    ) -> None:
         self._user = loader
         self._feed = feed
         self._train = train
         self._number = number
-        self._position = Position()
         self._world_size = world_size
-        self._resumed = True  # the position is where the next pass goes on, not where one ended
         self.only: int | None = None  # batches of a plain iteration, which then ends: a dry run's
+        self._saved: dict[str, Any] = {}  # the state that was loaded
+        self.evaluated = False  # whether evaluations have used it
+        where = where or Whereabouts()
+        self._passes = Passes(where, numbered=True)
+        # Of a loader that isn't for training, plain iteration is always the same pass.
+        self._plain_passes = self._passes if train else Passes(where, numbered=False)
 
     @property
     def dataset(self) -> Any:
@@ -62,15 +76,9 @@ class PreparedLoader:
 
     def __iter__(self) -> Iterator[Any]:
         """A new pass: this rank's batches as the workers made them, and no repeated or empty ones."""
-        if self._train:
-            return islice(self._plain(self._next_pass()), self.only)
-        return islice((batch for batch, _ in self._feed.plain(Position(), train=False)), self.only)
-
-    def _plain(self, start: Position) -> Iterator[Any]:
-        for batch, after in self._feed.plain(start, train=True):
-            yield batch
-            self._position = after
-        self._position.finished = True
+        self.evaluated = True
+        batches = self._plain_passes.plain(self._feed, self._train)
+        return batches if self.only is None else islice(batches, self.only)
 
     def groups(self, accumulate: int, train: bool) -> Iterator[Group]:
         """The groups of one pass: the next one in training, pass 0 in evaluation. Collective for iterables.
@@ -82,65 +90,98 @@ class PreparedLoader:
             return self._feed.groups(Position(), accumulate, train=False)
         if not self._train:  # prepared as if for evaluation
             check_enough(self._feed, self._world_size)
-        return self._training(self._feed.groups(self._next_pass(), accumulate, train=True))
+        return self._training(self._feed.groups(self._passes.next_of_steps(), accumulate, train=True))
 
     def _training(self, groups: Iterator[Group]) -> Iterator[Group]:
         yield from groups
-        self._position.finished = True
+        self._passes.finish()
 
-    def _next_pass(self) -> Position:
-        if not self._resumed:
-            self._position = Position(self._position.index + 1)
-        self._resumed = False
-        return replace(self._position)
+    @property
+    def pass_over(self) -> bool:
+        """Whether the last pass of `steps` came to its end."""
+        return self._passes.position.finished
 
     def commit(self, group: Group) -> None:
         """Move the position past `group`."""
-        self._position.consumed, self._position.batches = group.consumed, group.batches
+        position = self._passes.position
+        position.consumed, position.batches = group.consumed, group.batches
 
     def finish(self) -> None:
         """The pass in hand is over, though data may be left: the next one follows."""
-        self._position = replace(self._position, finished=True)
+        self._passes.finish()
 
     def steps_left(self, accumulate: int) -> int | None:
         """Groups of the pass that comes next, all or the rest of a resumed one; None for iterable datasets."""
-        left = self._feed.left(self._position if self._resumed else Position())
+        left = self._feed.left(self._passes.position if self._passes.resumed else Position())
         return None if left is None else -(-left // accumulate)
 
     def state_dict(self) -> dict[str, Any]:
         """The position, for a checkpoint; the same on every rank."""
-        at = self._position
         return {
-            "pass": at.index,
-            "consumed": at.consumed,
-            "batches": at.batches,
-            "finished": at.finished,
+            **self._passes.state_dict(),
             "world_size": self._world_size,
+            **self._feed.sizes(),
             **({"number": self._number} if self._number else {}),
+            **({} if self._train else {"plain": self._plain_passes.state_dict()}),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved position: exactly for map-style datasets, under any number of ranks."""
-        self._position = Position(
-            index=int(state["pass"]),
-            consumed=int(state["consumed"]),
-            batches=int(state["batches"]),
-            finished=bool(state["finished"]),
-        )
-        self._resumed = not self._position.finished
-        if self._number and self._resumed and self._position.batches and "number" not in state:
+        before = int(state.get("world_size", self._world_size))
+        self._passes.load_state_dict(dict(state))
+        if not self._train and "plain" in state:
+            self._plain_passes.load_state_dict(state["plain"])
+        at = self._passes.position
+        if self._number and not at.finished and at.batches and "number" not in state:
             warnings.warn(
                 "the checkpoint is of a version that gave all training loaders one order: in what is left of the pass "
                 "begun then, a loader other than the first repeats and leaves out samples",
                 stacklevel=3,
             )
-        before = int(state.get("world_size", self._world_size))
-        if self._resumed and before != self._world_size:
-            self._rescale(before)
+        for passes in {self._passes, self._plain_passes}:
+            if before != self._world_size and passes.resumed:
+                self._rescale(passes, before)
+        self._saved = dict(state)
 
-    def _rescale(self, before: int) -> None:
+    def epoch_over(self) -> None:
+        """The epoch in which the run resumed has ended."""
+        for passes in {self._passes, self._plain_passes}:
+            passes.epoch_over()
+
+    def go_on(self, epoch_ended: bool) -> None:
+        """After `load_state_dict`: an epoch's end is that of plain iterations too; CheckpointError for a pass
+        that can't go on because there are more or fewer samples now."""
+        for passes in {self._passes, self._plain_passes}:
+            if epoch_ended:
+                passes.epoch_over()
+            if passes.resumed:
+                self._check_size(passes)
+
+    def _check_size(self, passes: Passes) -> None:
+        at, feed = passes.position, self._feed
+        old, new = self._saved, feed.sizes()
+        if not at.consumed or not isinstance(feed, MapFeed):
+            return
+        for what in ("dataset", "units"):
+            if what not in old or what not in new or old[what] == new[what]:
+                continue
+            if "units" in old and not feed.deal(old["units"], old["world_size"]).batches(at.consumed):
+                at.consumed = feed.size()  # nothing was left, and nothing is
+                return
+            raise CheckpointError(
+                f"the checkpoint was saved in the middle of a pass over {_NAMES[what]} of {old[what]}, which has "
+                f"{new[what]} now: what is left of that pass can't be told. Resume with {old[what]}, or from a "
+                "checkpoint of an epoch's end, after which the data may grow or shrink"
+            )
+
+    def rewind(self) -> None:
+        """As after the resume, since a loop has been repeated for form's sake."""
+        for passes in {self._passes, self._plain_passes}:
+            passes.rewind()
+
+    def _rescale(self, passes: Passes, before: int) -> None:
         """Count micro-batches as if the pass had begun with today's ranks."""
-        at = self._position
+        at = passes.position
         at.batches = at.batches * before // self._world_size
         if at.batches and isinstance(self._feed, IterableFeed):
             warnings.warn(
@@ -151,7 +192,13 @@ class PreparedLoader:
 
 
 def prepare_loader(
-    loader: DataLoader[Any], peers: Peers, seed: int, num_workers: int | None, train: bool, number: int = 0
+    loader: DataLoader[Any],
+    peers: Peers,
+    seed: int,
+    num_workers: int | None,
+    train: bool,
+    number: int = 0,
+    where: Whereabouts | None = None,
 ) -> PreparedLoader:
     """This rank's part of `loader`, whose `batch_size` is per rank; `num_workers` overrides the loader's.
 
@@ -166,7 +213,7 @@ def prepare_loader(
     feed = make_feed(loader, peers, mix(seed, number) if number else seed, num_workers)
     if train:
         check_enough(feed, peers.world_size)
-    return PreparedLoader(loader, feed, peers.world_size, train, number)
+    return PreparedLoader(loader, feed, peers.world_size, train, number, where)
 
 
 def check_enough(feed: Feed, world_size: int) -> None:

@@ -47,11 +47,17 @@ class Loop:
         while session.epoch < count and not session.over:
             begin, first = time.perf_counter(), session.step
             session.in_epoch, session.trained = True, False
+            session.where.epoch = session.epoch
+            session.loops.begin_epoch()
             yield session.epoch
-            self._saver.save_if_due()
-            session.in_epoch = False
+            self._saver.save_if_due(ended=not self._stopped())
+            session.in_epoch, session.where.epoch = False, None
             if self._stopped():
                 return  # in the middle of this epoch
+            self._saver.amend(ended=True)
+            session.loops.end_epoch()
+            for loader in session.loaders:
+                loader.epoch_over()
             session.measure.wait()
             seconds = time.perf_counter() - begin
             session.writer.write(Epoch(epoch=session.epoch, step=session.step, seconds=seconds))
@@ -82,12 +88,14 @@ class Loop:
         if session.in_steps:
             raise UsageError("steps() was called inside another steps() loop: end that one first")
         self._saver.resume_if_asked()
-        self._saver.save_if_due()
+        self._saver.save_if_due(ended=False)
         if session.over:
             session.stop.agreed = True  # this pass isn't done, nor is the epoch that it belongs to
             return
         self._check_frozen()
         session.comm.meet("the beginning of run.steps()")
+        if self._repeated(loader):
+            return
         session.measure.begin(loader)
         session.in_steps = True
         left = self._steps_left(loader)
@@ -100,6 +108,7 @@ class Loop:
             raise
         finally:
             self._open = None
+            session.loops.end(over=loader.pass_over)
             session.in_steps = False
             session.gradients.end()
             session.measure.window.end()
@@ -113,6 +122,21 @@ class Loop:
         if self._session.dry is not None:
             counts.append(1)
         return min((count for count in counts if count is not None), default=None)
+
+    def _repeated(self, loader: PreparedLoader) -> bool:
+        """Whether this loop was over when the checkpoint was taken that the run resumed from."""
+        session = self._session
+        number = next((n for n, known in enumerate(session.loaders) if known is loader), -1)
+        if session.in_epoch and session.loops.repeated(number, session.epoch):
+            session.trained = True
+            for known in session.loaders:
+                known.rewind()
+            return True
+        if session.in_epoch:
+            self._saver.amend(ended=False)
+            session.loops.begin(number)
+        session.where.loop += 1
+        return False
 
     def _check_frozen(self) -> None:
         thawed = [name for name, parameter in self._session.frozen.items() if parameter.requires_grad]
@@ -205,9 +229,14 @@ class Loop:
         if session.in_steps and not session.gradients.complete:
             session.save_asked = True
             return None
-        if session.in_steps:
-            self._count()
-        return self._saver.save()
+        if not session.in_steps:
+            return self._saver.save()
+        self._count()
+        session.where.in_body = True
+        try:
+            return self._saver.save()
+        finally:
+            session.where.in_body = False
 
     def evaluate(self, loader: Any) -> Iterator[Any]:
         """The batches of an evaluation, models in eval mode and gradients off until its end."""
@@ -215,6 +244,7 @@ class Loop:
             raise UsageError(f"evaluate() got {type(loader).__name__!r}: pass the loader through run.prepare() first")
         self._saver.resume_if_asked()
         self._saver.save_if_due()
+        loader.evaluated = True
         self._session.comm.meet("run.evaluate()")
         self._session.agree_on_buffers()
         with naming("run.evaluate()"), self._eval_mode(), torch.no_grad():

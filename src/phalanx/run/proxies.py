@@ -13,6 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from ..config.schema import LrScalingSettings
 from ..errors import UsageError
 from .gradients import Gradients
+from .loops import Turns
 
 
 class OptimizerProxy(Optimizer):
@@ -121,10 +122,13 @@ class OptimizerProxy(Optimizer):
 class SchedulerProxy:
     """Shares the user's scheduler's state; `step` waits like the optimizer's, and is left out with it."""
 
-    def __init__(self, scheduler: LRScheduler, gradients: Gradients, optimizers: list[OptimizerProxy]) -> None:
+    def __init__(
+        self, scheduler: LRScheduler, gradients: Gradients, optimizers: list[OptimizerProxy], turns: Turns
+    ) -> None:
         self.scheduler = scheduler
         self._gradients = gradients
         self._optimizers = optimizers
+        self._turns = turns
 
     def __getattr__(self, name: str) -> Any:
         if name == "scheduler":
@@ -132,7 +136,7 @@ class SchedulerProxy:
         return getattr(self.scheduler, name)
 
     def step(self, *arguments: Any, **keywords: Any) -> None:
-        if self._gradients.holding:
+        if self._gradients.holding or (self._gradients.micro is None and self._turns.again()):
             return
         own = getattr(self.scheduler, "optimizer", None)  # the script's, or the prepared one
         counts_steps = self._gradients.accumulating and not isinstance(self.scheduler, ReduceLROnPlateau)

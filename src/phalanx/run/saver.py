@@ -10,6 +10,8 @@ from typing import Any
 from torch import Tensor
 
 from ..checkpoint import store
+from ..checkpoint.amend import ended as epoch_ended
+from ..checkpoint.amend import set_ended
 from ..checkpoint.manager import Manager
 from ..comm import naming
 from ..errors import CheckpointError
@@ -26,10 +28,11 @@ class Saver:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._looked = not session.restarted
+        self._undecided: tuple[Path, bool] | None = None  # saved between loops: what it says of its epoch
 
     @naming("run.save()")
-    def save(self) -> Path:
-        """Save now; the caller knows that no gradient is half accumulated."""
+    def save(self, ended: bool | None = None) -> Path:
+        """Save now; the caller knows that no gradient is half accumulated, and perhaps if its epoch has ended."""
         session = self._session
         session.comm.meet(f"run.save() or a checkpoint at step {session.step}")
         if session.dry is not None and session.dry.saved is not None:
@@ -38,10 +41,13 @@ class Saver:
         begin = time.perf_counter()
         session.gradients.update_scale()
         session.agree_on_buffers()
-        done = session.in_epoch and session.trained and not session.in_steps and not session.stop.agreed
+        between = session.in_epoch and not session.in_steps and not session.stop.agreed
+        if ended is None:
+            ended = between and session.trained and session.loops.all_done(self._may_be_trained_on())
         progress = {
             "step": session.step,
-            "epoch": session.epoch + done,
+            "epoch": session.epoch + ended,
+            "loops": session.loops.state(session.epoch),
             "optimizer_steps": [proxy.steps for proxy in session.optimizers],
             "weights_reference": session.gradients.weights.next_reference,  # rounding depends on it
         }
@@ -50,14 +56,25 @@ class Saver:
         session.writer.write(Checkpoint(step=session.step, path=str(path), seconds=seconds))
         session.writer.sync()
         session.save_asked = False
+        self._undecided = (path, ended) if between else None
         if session.dry is not None:
             session.dry.saw_checkpoint(path, seconds)
         return path
 
-    def save_if_due(self) -> None:
+    def _may_be_trained_on(self) -> set[int]:
+        """The loaders of which a pass may belong to each epoch, as far as its loops until now tell."""
+        return {n for n, loader in enumerate(self._session.loaders) if not loader.evaluated}
+
+    def save_if_due(self, ended: bool | None = None) -> None:
         """The checkpoint that a loop left by `break` could not take."""
         if self._session.save_asked and not self._session.in_steps:
-            self.save()
+            self.save(ended)
+
+    def amend(self, ended: bool) -> None:
+        """It has turned out whether the epoch's last loop was over when the script saved between loops."""
+        undecided, self._undecided = self._undecided, None
+        if undecided is not None and undecided[1] != ended and self._session.comm.rank == 0:
+            set_ended(undecided[0], ended)
 
     def end_dry(self, failed: bool) -> None:
         """A dry run's end: its checkpoint, if there was none yet, and what it saw."""
@@ -102,6 +119,7 @@ class Saver:
             return None
         where, progress = loaded
         session.step, session.epoch = progress["step"], progress["epoch"]
+        self._resume_epoch(where, progress.get("loops"))
         for proxy, steps in zip(session.optimizers, progress["optimizer_steps"], strict=True):
             proxy.steps = steps
         session.gradients.weights.reference = progress.get("weights_reference", 1.0)
@@ -109,6 +127,20 @@ class Saver:
         if session.comm.rank == 0:
             log.info("resumed from %s: step %d, epoch %d", where, session.step, session.epoch)
         return session.step
+
+    def _resume_epoch(self, where: Path, loops: dict[str, Any] | None) -> None:
+        """Go on inside the checkpoint's epoch, or after it."""
+        session = self._session
+        if loops is None:  # of a version that didn't keep them
+            for loader in session.loaders:
+                loader.go_on(False)
+            return
+        noted = session.comm.broadcast_object(epoch_ended(where) if session.comm.rank == 0 else None)
+        ended = session.epoch > loops["epoch"] if noted is None else noted
+        session.epoch = loops["epoch"] + ended
+        session.loops.load(loops, ended)
+        for loader in session.loaders:
+            loader.go_on(ended)
 
     def _source(self, path: str | Path | None) -> tuple[Manager, Path | None]:
         """The checkpoints to choose from, and the one that was named."""

@@ -12,11 +12,13 @@ from ..checkpoint.manager import Contents, Manager
 from ..comm import Comm
 from ..config import JobConfig
 from ..data.loader import PreparedLoader
+from ..data.passes import Whereabouts
 from ..records import RecordWriter
 from ..rundir import DRY_CHECKPOINTS, PER_RANK_LIMIT
 from ..strategies.base import Strategy
 from .dry import Dry
 from .gradients import Gradients
+from .loops import Loops
 from .measure import Measure
 from .progress import Progress
 from .proxies import OptimizerProxy
@@ -51,6 +53,12 @@ class Session:
     optimizers: list[OptimizerProxy] = field(default_factory=list)
     loaders: list[PreparedLoader] = field(default_factory=list)
     training_loaders: int = 0  # of them
+    loops: Loops = field(default_factory=Loops)  # of the epoch in hand
+    where: Whereabouts = field(default_factory=Whereabouts)
+
+    def __post_init__(self) -> None:
+        self.where.micro = lambda: self.gradients.micro
+        self.where.stopped = lambda: self.stop.agreed
 
     @property
     def comm(self) -> Comm:
