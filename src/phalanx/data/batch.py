@@ -11,7 +11,7 @@ import torch
 
 from ..errors import DataError
 
-_SCALARS = (str, bytes, int, float, complex, bool, type(None))
+SCALARS = (str, bytes, int, float, complex, bool, type(None))
 
 
 def count(batch: Any) -> int:
@@ -40,16 +40,17 @@ def zero_rows(batch: Any) -> Any:
         return batch[:0] if batch.dim() else batch
     if isinstance(batch, (list, tuple)) and not any(map(_has_structure, batch)):
         return batch if hasattr(batch, "_fields") else type(batch)()
-    if _is_container(batch):
-        return _rebuild(batch, zero_rows)
-    if isinstance(batch, _SCALARS):
+    if is_container(batch):
+        return rebuild(batch, zero_rows)
+    if isinstance(batch, SCALARS):
         return batch
     try:
         return batch[:0] if getattr(batch, "shape", None) != () else batch
     except (TypeError, KeyError, IndexError):
         raise DataError(
             f"cannot make an empty batch of {type(batch).__name__}, which a rank needs when the dataset's "
-            "size isn't a multiple of the number of ranks; return tensors, lists or dicts from collate_fn"
+            "size isn't a multiple of the number of ranks; return tensors, lists or dicts from collate_fn, or use "
+            "run.evaluate(loader, even=False), where each rank has its own batches only"
         ) from None
 
 
@@ -60,22 +61,22 @@ def move(batch: Any, device: torch.device) -> Any:
             return batch
         # A copy from pageable memory to CUDA is staged before the call returns, so it is safe as well.
         return batch.to(device, non_blocking=device.type == "cuda")
-    if isinstance(batch, _SCALARS):
+    if isinstance(batch, SCALARS):
         return batch
     if callable(getattr(batch, "to", None)):
         return batch.to(device)
-    if _is_container(batch):
-        return _rebuild(batch, lambda item: move(item, device))
+    if is_container(batch):
+        return rebuild(batch, lambda item: move(item, device))
     return batch
 
 
-def _is_container(batch: Any) -> bool:
+def is_container(batch: Any) -> bool:
     return isinstance(batch, (list, tuple, Mapping)) or (
         dataclasses.is_dataclass(batch) and not isinstance(batch, type)
     )
 
 
-def _children(batch: Any) -> list[Any]:
+def children(batch: Any) -> list[Any]:
     if isinstance(batch, Mapping):
         return list(batch.values())
     if isinstance(batch, (list, tuple)):
@@ -83,9 +84,9 @@ def _children(batch: Any) -> list[Any]:
     return [getattr(batch, field.name) for field in dataclasses.fields(batch)]
 
 
-def _rebuild(batch: Any, function: Callable[[Any], Any]) -> Any:
+def rebuild(batch: Any, function: Callable[[Any], Any]) -> Any:
     """A container like `batch` with `function` applied to each child; `batch` itself if none changed."""
-    old = _children(batch)
+    old = children(batch)
     new = [function(child) for child in old]
     if all(a is b for a, b in zip(old, new, strict=True)):
         return batch
@@ -110,23 +111,23 @@ def _like_mapping(batch: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
 
 
 def _has_structure(item: Any) -> bool:
-    return _is_container(item) or hasattr(item, "shape")
+    return is_container(item) or hasattr(item, "shape")
 
 
 def _leaves(batch: Any) -> Iterator[Any]:
-    if not _is_container(batch):
+    if not is_container(batch):
         yield batch
         return
-    for child in _children(batch):
+    for child in children(batch):
         yield from _leaves(child)
 
 
 def _sequences(batch: Any) -> Iterator[Any]:
     """Innermost lists and tuples of plain values, depth first."""
-    if not _is_container(batch):
+    if not is_container(batch):
         return
-    children = _children(batch)
-    if isinstance(batch, (list, tuple)) and not any(map(_is_container, children)):
+    parts = children(batch)
+    if isinstance(batch, (list, tuple)) and not any(map(is_container, parts)):
         yield batch
-    for child in children:
+    for child in parts:
         yield from _sequences(child)

@@ -11,11 +11,12 @@ from typing import Any, Protocol
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, default_collate, default_convert
 
 from ..errors import DataError
-from .batch import count
-from .groups import Group, Peers, Shares, agreed_groups, known_groups
+from .batch import zero_rows
+from .empty import ADVICE, Empty, Learning, weigh
+from .groups import Fetched, Group, Peers, Shares, agreed_groups, known_groups
 from .iterable import Counted, SplitDataset, check_firsts, split_over_ranks
 from .order import Deal, Order, epoch_order, take
-from .seeding import SeededDataset, Stream, draws_nothing, generator, mix, undisturbed
+from .seeding import ProbeKeys, SeededDataset, Stream, draws_nothing, generator, mix, undisturbed
 
 _STRETCH = 4096  # units of an order that become plain values at once
 
@@ -95,13 +96,16 @@ class MapFeed:
         settings = loader_settings(loader, num_workers)
         self._counts_known = self.unit != "item" and settings.get("in_order", True)
         collate = loader.collate_fn
-        self._seeded = not (draws_nothing(loader.dataset) and collate in (default_collate, default_convert))
+        self._own_collate = collate not in (default_collate, default_convert)
+        self._seeded = not draws_nothing(loader.dataset) or self._own_collate
         self._keys = _Keys()
         self._generator = generator(seed)
         self._apart = self._seeded and not settings["num_workers"]
         self._here = self.unit != "item" and not settings["num_workers"] and not settings["pin_memory"]
         if self.unit != "item" and not self._counts_known:
             collate = Counted(collate, None)
+        elif self.unit != "item" and self._own_collate:
+            collate = Learning(collate)
         self._loader: DataLoader[Any] = DataLoader(
             SeededDataset(loader.dataset, seed) if self._seeded else loader.dataset,
             collate_fn=collate,
@@ -118,20 +122,35 @@ class MapFeed:
         return self._deal(self.size()).batches(position.consumed)
 
     def groups(self, position: Position, accumulate: int, train: bool) -> Iterator[Group]:
-        shares, batches = self._pass(position, train)
+        learns = not train and self._counts_known and self._own_collate
+        shares, batches = self._pass(position, train, learns)
         done = position.batches
         if self._counts_known:
-            return known_groups(shares, batches, accumulate, train, done)
+            idle: Callable[[Any], Any] = _same if train else zero_rows
+            if learns and any(map(shares.runs_out, range(self._peers.world_size))):
+                idle = self._learnt(shares, batches)
+            return known_groups(shares, batches, accumulate, done, idle, not learns)
 
         def consumed(taken: int, _: int) -> int:
             return shares.end(taken)
 
-        counted = batches if self.unit != "item" else ((count(batch), batch) for batch in batches)
+        fetched = _counted(batches, not self._own_collate) if self.unit != "item" else _weighed(batches)
         low, high = shares.mine(0)
         if shares.batches and low == high:
             # This rank's only batch is a stand-in, of which no sample counts.
-            counted = ((0, batch) for _, batch in counted)
-        return agreed_groups(counted, self._peers, accumulate, train, done, None, consumed)
+            fetched = (one._replace(samples=0) for one in fetched)
+        return agreed_groups(fetched, self._peers, accumulate, train, done, None, consumed)
+
+    def _learnt(self, shares: Shares, batches: Iterator[Any]) -> Callable[[Any], Any]:
+        """What makes the batch of a rank that has run out. DataError on all ranks where there can't be one."""
+        empty = next(batches) if shares.runs_out(self._peers.rank) else Empty(None)
+        bad = [rank for rank, (bad,) in enumerate(self._peers.counts([int(bool(empty.problem))])) if bad]
+        if bad:
+            raise DataError(
+                f"rank {bad[0]} runs out of data before the others in this evaluation, and no batch without samples "
+                f"can be made for it{': ' if empty.problem else ''}{empty.problem}; {ADVICE}"
+            )
+        return lambda _: empty.batch
 
     def plain(self, position: Position, train: bool) -> Iterator[tuple[Any, Position]]:
         shares, batches = self._pass(position, train)
@@ -159,11 +178,19 @@ class MapFeed:
     def _deal(self, size: int) -> Deal:
         return self.deal(size, self._peers.world_size)
 
-    def _pass(self, position: Position, train: bool) -> tuple[Shares, Iterator[Any]]:
+    def even(self) -> bool:
+        """Whether all ranks have equally many batches of their own in a pass."""
+        size = self.size()
+        rest = size % self._deal(size).step
+        return self._drop_last or rest == 0 or rest >= self._peers.world_size
+
+    def _pass(self, position: Position, train: bool, learns: bool = False) -> tuple[Shares, Iterator[Any]]:
         order = self._order.make(position.index)
         size_of = None if self.unit == "sample" else lambda low, high: sum(map(len, order[low:high]))
         shares = Shares(self._deal(len(order)), position.consumed, self._peers.rank, size_of)
-        self._keys.keys = self._tagged(_keys(order, shares), position.index if train else None)
+        self._keys.keys = self._tagged(
+            _keys(order, shares, self.unit if learns else ""), position.index if train else None
+        )
         self._generator.manual_seed(mix(self._seed, position.index, self._peers.rank))
         batches = _fetched(self._loader, self._keys.keys) if self._here else iter(self._loader)
         return shares, _apart(batches, undisturbed) if self._apart else batches
@@ -182,8 +209,28 @@ def _unit(loader: DataLoader[Any]) -> tuple[Any, str]:
     return loader.batch_sampler, "batch"
 
 
-def _keys(order: Order, shares: Shares) -> Iterator[list[Any]]:
-    """The units of each batch that this rank fetches."""
+def _same(batch: Any) -> Any:
+    return batch
+
+
+def _counted(batches: Iterator[Any], plain: bool) -> Iterator[Fetched]:
+    return (Fetched(samples, batch, plain=plain) for samples, batch in batches)
+
+
+def _weighed(batches: Iterator[Any]) -> Iterator[Fetched]:
+    for batch in batches:
+        samples, doubt = weigh(batch)
+        yield Fetched(samples, batch, known=False, doubt=doubt)
+
+
+def _keys(order: Order, shares: Shares, learns: str) -> Iterator[list[Any]]:
+    """The units of each batch that this rank fetches; before them a sample to learn from, if it will run out.
+
+    `learns` says what a unit is then; nothing if there is nothing to learn.
+    """
+    if learns and shares.runs_out(shares.rank):
+        (unit,) = take(order, 0, 1)
+        yield [ProbeKeys(unit[:1])] if learns == "batch" else ProbeKeys([unit])
     begin = 0
     units: list[Any] = []  # from `begin` on
     for number in range(shares.batches):
@@ -192,7 +239,7 @@ def _keys(order: Order, shares: Shares) -> Iterator[list[Any]]:
             if high > begin + len(units):
                 begin, units = low, take(order, low, max(high, low + _STRETCH))
             yield units[low - begin : high - begin]
-        elif number == 0:
+        elif number == 0 and not learns:
             yield take(order, *_stand_in(shares))
 
 
@@ -236,6 +283,7 @@ class IterableFeed:
         if self._workers:
             self._split.passes.share_memory_()
             self._split.firsts.share_memory_()
+        self._plain_collate = loader.collate_fn in (default_collate, default_convert)
         self._generator = generator(seed)
         batched = self.batch_size is not None
         self._loader: DataLoader[Any] = DataLoader(
@@ -265,14 +313,15 @@ class IterableFeed:
     def groups(self, position: Position, accumulate: int, train: bool) -> Iterator[Group]:
         batches = self._pass(position, train)
         last = None
-        for item in islice(batches, position.batches):
-            last = item[1]
+        for samples, batch in islice(batches, position.batches):
+            last = Fetched(samples or 0, batch)
 
         def consumed(_: int, samples: int) -> int:
             return position.consumed + samples
 
-        counted = ((count(batch) if samples is None else samples, batch) for samples, batch in batches)
-        groups = agreed_groups(counted, self._peers, accumulate, train, position.batches, last, consumed)
+        plain = self._plain_collate
+        fetched = _counted(batches, plain) if self.batch_size is not None else _weighed(b for _, b in batches)
+        groups = agreed_groups(fetched, self._peers, accumulate, train, position.batches, last, consumed)
         for number, group in enumerate(groups):
             if number == 0:
                 self._check_split()

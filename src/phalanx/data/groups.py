@@ -12,6 +12,7 @@ from itertools import islice
 from typing import Any, NamedTuple, Protocol
 
 from .batch import zero_rows
+from .empty import emptied
 from .order import Deal
 
 
@@ -29,11 +30,25 @@ class Peers(Protocol):
 
 
 class Micro(NamedTuple):
-    """One micro-batch: `local` samples of this rank count, `total` of all ranks."""
+    """One micro-batch: `local` samples of this rank count, `total` of all ranks.
+
+    `doubt` says what speaks against `local`, where it had to be read off the batch.
+    """
 
     batch: Any
     local: int
     total: int
+    doubt: str = ""
+
+
+class Fetched(NamedTuple):
+    """A fetched batch and its number of samples; `known` is False where that was read off the batch."""
+
+    samples: int
+    batch: Any
+    known: bool = True
+    doubt: str = ""
+    plain: bool = False  # made by torch's own collate_fn: samples lie along the first dimensions
 
 
 @dataclass(slots=True)
@@ -72,6 +87,13 @@ class Shares:
             return low, low + width
         return self.deal.share(*self._span(number), self.rank)
 
+    def runs_out(self, rank: int) -> bool:
+        """Whether `rank` has nothing of the last global batch."""
+        if not self.batches:
+            return False
+        low, high = self._span(self.batches - 1)
+        return rank >= high - low
+
     def counts(self, number: int) -> tuple[int, int]:
         """Samples of this rank and of all ranks in global batch `number`."""
         if number < self._complete:
@@ -95,47 +117,50 @@ class Shares:
         return self.start + number * self.deal.step, self.end(number + 1)
 
 
-def known_groups(shares: Shares, batches: Iterator[Any], accumulate: int, train: bool, done: int) -> Iterator[Group]:
+def known_groups(
+    shares: Shares, batches: Iterator[Any], accumulate: int, done: int, idle: Callable[[Any], Any], first: bool
+) -> Iterator[Group]:
     """Groups of a map-style pass: arithmetic alone, and each batch is fetched when its turn comes.
 
-    `batches` gives a batch for each share that isn't empty, and for the first in any case.
+    `batches` gives a batch for each share that isn't empty, and with `first` for the first in any case. `idle`
+    makes what a rank gets for an empty share, of its last batch.
     """
-    micros = _known_micros(shares, batches, train)
-    for first in range(0, shares.batches, accumulate):
-        stop = min(first + accumulate, shares.batches)
-        of_group = islice(micros, stop - first)
-        yield Group(shares.total(first, stop), stop - first, of_group, shares.end(stop), done + stop)
+    micros = _known_micros(shares, batches, idle, first)
+    for begin in range(0, shares.batches, accumulate):
+        stop = min(begin + accumulate, shares.batches)
+        of_group = islice(micros, stop - begin)
+        yield Group(shares.total(begin, stop), stop - begin, of_group, shares.end(stop), done + stop)
 
 
-def _known_micros(shares: Shares, batches: Iterator[Any], train: bool) -> Iterator[Micro]:
+def _known_micros(shares: Shares, batches: Iterator[Any], idle: Callable[[Any], Any], first: bool) -> Iterator[Micro]:
     last: Any = None
     for number in range(shares.batches):
         local, total = shares.counts(number)
-        if local or number == 0:
+        if local or (first and number == 0):
             last = next(batches)
-        yield Micro(last if local or train else zero_rows(last), local, total)
+        yield Micro(last if local else idle(last), local, total)
 
 
 def agreed_groups(
-    batches: Iterator[tuple[int, Any]],
+    batches: Iterator[Fetched],
     peers: Peers,
     accumulate: int,
     train: bool,
     done: int,
-    last: Any,
+    last: Fetched | None,
     consumed: Callable[[int, int], int],
 ) -> Iterator[Group]:
     """Groups of a pass whose counts nobody knows: one exchange of counts for each group.
 
-    `batches` gives (samples, batch); `last` is what to repeat if there are none (None: nothing yet);
+    `last` is what to repeat if there are none (None: nothing yet);
     `consumed(batches, samples)` is the position after so many micro-batches and samples of this call.
     """
     seen = taken = 0
     while True:
         fetched = list(islice(batches, accumulate))
         if fetched:
-            last = fetched[-1][1]
-        counts = [samples for samples, _ in fetched] + [0] * (accumulate - len(fetched))
+            last = fetched[-1]
+        counts = [one.samples for one in fetched] + [0] * (accumulate - len(fetched))
         table = peers.counts([len(fetched), int(last is not None), *counts])
         size = max(row[0] for row in table)
         if size == 0:
@@ -157,10 +182,16 @@ def _borrowed(peers: Peers, have: list[bool], last: Any) -> Any:
     return lent if last is None else last
 
 
-def _agreed_micros(fetched: list[tuple[int, Any]], totals: list[int], last: Any, train: bool) -> Iterator[Micro]:
+def _agreed_micros(fetched: list[Fetched], totals: list[int], last: Any, train: bool) -> Iterator[Micro]:
     for number, total in enumerate(totals):
         if number < len(fetched):
-            local, batch = fetched[number]
-            yield Micro(batch, local, total)
+            one = fetched[number]
+            yield Micro(one.batch, one.samples, total, one.doubt)
         else:
-            yield Micro(last if train else zero_rows(last), 0, total)
+            yield Micro(last.batch if train else _emptied(last), 0, total)
+
+
+def _emptied(last: Fetched) -> Any:
+    if last.plain:
+        return zero_rows(last.batch)
+    return emptied(last.batch, last.samples if last.known else None)

@@ -92,6 +92,16 @@ class PreparedLoader:
             check_enough(self._feed, self._world_size)
         return self._training(self._feed.groups(self._passes.next_of_steps(), accumulate, train=True))
 
+    def evaluation(self, even: bool) -> Iterator[Any]:
+        """The batches of pass 0; with `even` as many on each rank, else this rank's own ones only."""
+        if not even:
+            return (batch for batch, _ in self._feed.plain(Position(), train=False))
+        return (micro.batch for group in self.groups(1, train=False) for micro in group.micros)
+
+    def even(self) -> bool:
+        """Whether it is known that all ranks have equally many batches of their own."""
+        return isinstance(self._feed, MapFeed) and self._feed.even()
+
     def _training(self, groups: Iterator[Group]) -> Iterator[Group]:
         yield from groups
         self._passes.finish()

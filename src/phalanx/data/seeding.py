@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch.utils.data import ConcatDataset, Dataset, StackDataset, Subset, TensorDataset
 
+from .empty import Probed
 from .numpy_aside import NumpyAside
 
 _MASK = (1 << 64) - 1
@@ -200,6 +201,10 @@ class SeededDataset(Forwarding, Dataset[Any]):
         return len(self.dataset)
 
     def __getitems__(self, keys: tuple[int | None, list[Any]]) -> list[Any]:
+        samples = self._samples(keys)
+        return Probed(samples) if type(keys[1]) is ProbeKeys else samples
+
+    def _samples(self, keys: tuple[int | None, list[Any]]) -> list[Any]:
         index, keys_of_batch = keys
         base = self._enter(index)
         if self._fetch is not None:
@@ -222,6 +227,10 @@ class SeededDataset(Forwarding, Dataset[Any]):
             tell_pass(self.dataset, index)
             self._told = index
         return mix(self._seed, index or 0)
+
+
+class ProbeKeys(list[Any]):
+    """The key of one sample, fetched to learn what a batch without samples would be."""
 
 
 def tell_pass(target: Any, index: int) -> None:

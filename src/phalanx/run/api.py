@@ -154,13 +154,15 @@ class Run:
         """
         return self._loop.steps(loader)
 
-    def evaluate(self, loader: Any) -> Iterator[Any]:
+    def evaluate(self, loader: Any, even: bool = True) -> Iterator[Any]:
         """The batches of a prepared loader, every sample once over all ranks.
 
         Until the loop ends, prepared models are in eval mode and gradients are off. A rank that has run out gets
         batches of zero rows, so that all ranks call the model equally often; `reduce(x, weight=rows)` ignores them.
+        With `even=False` each rank gets its own batches only, for batches of a kind that can't be empty; where a
+        forward needs all ranks (fsdp, ZeRO-3), the ranks must have equally many then.
         """
-        return self._loop.evaluate(loader)
+        return self._loop.evaluate(loader, even)
 
     def accumulate(self, *models: nn.Module) -> AbstractContextManager[None]:
         """Within it, gradients add up over `accumulate` batches, and steps act on the last of them only."""

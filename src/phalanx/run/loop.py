@@ -6,11 +6,9 @@ import logging
 import math
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from ..comm import naming
 from ..data.batch import move
@@ -18,6 +16,7 @@ from ..data.groups import Group
 from ..data.loader import PreparedLoader
 from ..errors import UsageError
 from ..records import Epoch
+from .evaluation import EvalMode, forwards_apart
 from .saver import Saver
 from .session import Session
 
@@ -30,6 +29,7 @@ class Loop:
         self._saver = saver
         self._open: tuple[PreparedLoader, Group] | None = None  # handed out, not yet counted
         self._begin = 0.0  # of the step in hand
+        self._eval_mode = EvalMode()
 
     def epochs(self, count: int | None) -> Iterator[int]:
         """The numbers of the epochs that are still to do, up to `count` in all and to `max_steps`."""
@@ -87,6 +87,8 @@ class Loop:
             raise UsageError(f"steps() got {type(loader).__name__!r}: pass the loader through run.prepare() first")
         if session.in_steps:
             raise UsageError("steps() was called inside another steps() loop: end that one first")
+        if self._eval_mode.open:
+            raise UsageError("steps() was called before an evaluate() loop was over: end or leave that one first")
         self._saver.resume_if_asked()
         self._saver.save_if_due(ended=False)
         if session.over:
@@ -238,7 +240,7 @@ class Loop:
         finally:
             session.where.in_body = False
 
-    def evaluate(self, loader: Any) -> Iterator[Any]:
+    def evaluate(self, loader: Any, even: bool = True) -> Iterator[Any]:
         """The batches of an evaluation, models in eval mode and gradients off until its end."""
         if not isinstance(loader, PreparedLoader):
             raise UsageError(f"evaluate() got {type(loader).__name__!r}: pass the loader through run.prepare() first")
@@ -247,18 +249,11 @@ class Loop:
         loader.evaluated = True
         self._session.comm.meet("run.evaluate()")
         self._session.agree_on_buffers()
-        with naming("run.evaluate()"), self._eval_mode(), torch.no_grad():
-            batches = (micro.batch for group in loader.groups(1, train=False) for micro in group.micros)
-            for batch in batches if self._session.dry is None else self._session.dry.first_batch(batches, loader):
-                yield move(batch, self._session.strategy.device)
-
-    @contextmanager
-    def _eval_mode(self) -> Iterator[None]:
-        modules = [module for model in self._session.models for module in model.modules() if module.training]
-        for module in modules:
-            module.training = False
-        try:
-            yield
-        finally:
-            for module in modules:
-                module.training = True
+        session = self._session
+        with naming("run.evaluate()"), ExitStack() as stack:
+            if not even:
+                stack.enter_context(forwards_apart(session.strategy, session.models, loader))
+            stack.enter_context(self._eval_mode.on(session.models))
+            batches = loader.evaluation(even)
+            for batch in batches if session.dry is None else session.dry.first_batch(batches, loader):
+                yield move(batch, session.strategy.device)

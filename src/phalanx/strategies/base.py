@@ -28,6 +28,7 @@ class Strategy:
     name: ClassVar[str] = ""
     whole_parameters: ClassVar[bool] = True  # whether each rank holds them unsharded
     averages_held: ClassVar[bool] = True  # whether gradients that were held back need no further backward pass
+    gathers_in_forward = False  # whether a forward needs all ranks
     may_unfreeze: ClassVar[bool] = True  # whether parameters that become trainable after `wrap` are
     comm: Comm = None  # type: ignore[assignment]  # set by `setup`
 

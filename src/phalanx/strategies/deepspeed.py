@@ -33,6 +33,10 @@ class Deepspeed(ProcessGroupStrategy):
     whole_parameters = False  # also at stage 0 the engine calls no closure
     may_unfreeze = False
 
+    @property
+    def gathers_in_forward(self) -> bool:  # type: ignore[override]
+        return self.config.deepspeed.zero_stage == 3
+
     def setup(self) -> None:
         config = engine_config(self.config)  # what is wrong there is said before any rank waits for another
         self._check_weights(config)

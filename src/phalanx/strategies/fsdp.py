@@ -32,6 +32,7 @@ class Fsdp(ProcessGroupStrategy):
     name = "fsdp"
     whole_parameters = False
     averages_held = False
+    gathers_in_forward = True
 
     def setup(self) -> None:
         replicate, world_size = self.config.fsdp.replicate, self.topology.world_size
