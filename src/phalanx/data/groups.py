@@ -41,6 +41,14 @@ class Micro(NamedTuple):
     doubt: str = ""
 
 
+def doubtful(doubt: str) -> str:
+    """What to say where a loss would be weighted by a number of samples that isn't sure."""
+    return (
+        f"backward(loss) weights a loss by its batch's number of samples, which this batch doesn't tell: {doubt}. Say "
+        "what the loss is a mean over, in every call of the step: backward(loss, weight=…), such as the number of graphs"
+    )
+
+
 class Fetched(NamedTuple):
     """A fetched batch and its number of samples; `known` is False where that was read off the batch."""
 

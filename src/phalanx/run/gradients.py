@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..data.groups import Micro
+from ..data.groups import Micro, doubtful
 from ..errors import UsageError
 from ..strategies.base import Strategy, parameters_of
 from .reduce import reduce
@@ -126,6 +126,8 @@ class Gradients:
         if self.micro is None:
             return 1.0
         total = self.group_total if self.accumulating else self.micro.total
+        if self.micro.doubt and (self.world_size > 1 or total != self.micro.total):
+            raise UsageError(doubtful(self.micro.doubt))
         return self.micro.local * self.world_size / total if total else 0.0
 
     def _trained(self) -> Iterator[nn.Parameter]:
