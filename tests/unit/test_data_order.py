@@ -21,7 +21,7 @@ from torch.utils.data import (
 from phalanx.data import prepare_loader
 from phalanx.data.order import Deal, epoch_order, take
 from phalanx.errors import DataError
-from tests.unit.data_world import Alone
+from tests.unit.data_world import Alone, in_ranks
 
 sizes = st.integers(0, 60)
 worlds = st.integers(1, 5)
@@ -29,7 +29,7 @@ widths = st.integers(1, 7)
 
 
 def ordered(sampler, index=0, seed=1, world=2):
-    order = epoch_order(sampler, seed, world).make(index)
+    (order, *_) = in_ranks(world, lambda peers: epoch_order(sampler, seed, peers).make(index))
     return take(order, 0, len(order))
 
 
@@ -124,7 +124,7 @@ def test_a_sampler_that_splits_in_its_own_way_is_refused():
     own = Own(range(10), num_replicas=2, rank=0)
     for sampler in (own, BatchSampler(own, 2, False)):
         with pytest.raises(DataError, match="already splits its data over 2 ranks"):
-            epoch_order(sampler, 0, 2)
+            epoch_order(sampler, 0, Alone(0, 2))
 
 
 def test_a_sampler_without_length_is_refused():
@@ -134,7 +134,7 @@ def test_a_sampler_without_length_is_refused():
                 yield 0
 
     with pytest.raises(DataError, match="Endless has no __len__"):
-        epoch_order(Endless(), 0, 1)
+        epoch_order(Endless(), 0, Alone())
 
 
 def seen_from(world, width, drop_last, state, size, seed=5, accumulate=2):

@@ -15,6 +15,7 @@ from .batch import zero_rows
 from .empty import ADVICE, Empty, Learning, weigh
 from .groups import Fetched, Group, Peers, Shares, agreed_groups, known_groups
 from .iterable import Counted, SplitDataset, check_firsts, split_over_ranks
+from .listed import SharedOrder
 from .order import Deal, Order, epoch_order, take
 from .seeding import ProbeKeys, SeededDataset, Stream, draws_nothing, generator, mix, undisturbed
 
@@ -92,7 +93,7 @@ class MapFeed:
         plain_batches = type(loader.batch_sampler) is BatchSampler
         self.batch_size = loader.batch_sampler.batch_size if plain_batches else None  # type: ignore[union-attr]
         self._drop_last = bool(plain_batches and loader.batch_sampler.drop_last)  # type: ignore[union-attr]
-        self._order = epoch_order(sampler, seed, peers.world_size)
+        self._order = epoch_order(sampler, seed, peers)
         settings = loader_settings(loader, num_workers)
         self._counts_known = self.unit != "item" and settings.get("in_order", True)
         collate = loader.collate_fn
@@ -153,7 +154,7 @@ class MapFeed:
         return lambda _: empty.batch
 
     def plain(self, position: Position, train: bool) -> Iterator[tuple[Any, Position]]:
-        shares, batches = self._pass(position, train)
+        shares, batches = self._pass(position, train, alone=True)
         for number in range(shares.batches):
             low, high = shares.mine(number)
             if low == high:
@@ -165,11 +166,16 @@ class MapFeed:
             )
 
     def sizes(self) -> dict[str, int]:
-        units = {"units": self.size()}
+        units = {} if self._order.shared else {"units": self.size()}
         try:
             return {"dataset": len(self._dataset), **units}
         except (TypeError, NotImplementedError):
             return units
+
+    @property
+    def shared_order(self) -> SharedOrder | None:
+        """The order that is rank 0's, if it is."""
+        return self._order.shared
 
     def deal(self, size: int, world_size: int) -> Deal:
         """How `size` units would be dealt to so many ranks."""
@@ -184,8 +190,10 @@ class MapFeed:
         rest = size % self._deal(size).step
         return self._drop_last or rest == 0 or rest >= self._peers.world_size
 
-    def _pass(self, position: Position, train: bool, learns: bool = False) -> tuple[Shares, Iterator[Any]]:
-        order = self._order.make(position.index)
+    def _pass(
+        self, position: Position, train: bool, learns: bool = False, alone: bool = False
+    ) -> tuple[Shares, Iterator[Any]]:
+        order = self._order.of(position.index, train, alone)
         size_of = None if self.unit == "sample" else lambda low, high: sum(map(len, order[low:high]))
         shares = Shares(self._deal(len(order)), position.consumed, self._peers.rank, size_of)
         self._keys.keys = self._tagged(

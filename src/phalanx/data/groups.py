@@ -45,7 +45,7 @@ def doubtful(doubt: str) -> str:
     """What to say where a loss would be weighted by a number of samples that isn't sure."""
     return (
         f"backward(loss) weights a loss by its batch's number of samples, which this batch doesn't tell: {doubt}. Say "
-        "what the loss is a mean over, in every call of the step: backward(loss, weight=…), such as the number of graphs"
+        "what the loss is a mean over, in every call of the step: backward(loss, weight=…), such as its graphs' number"
     )
 
 

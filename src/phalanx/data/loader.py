@@ -131,6 +131,7 @@ class PreparedLoader:
             **self._passes.state_dict(),
             "world_size": self._world_size,
             **self._feed.sizes(),
+            **self._order_state(),
             **({"number": self._number} if self._number else {}),
             **({} if self._train else {"plain": self._plain_passes.state_dict()}),
         }
@@ -152,11 +153,20 @@ class PreparedLoader:
             if before != self._world_size and passes.resumed:
                 self._rescale(passes, before)
         self._saved = dict(state)
+        if isinstance(self._feed, MapFeed) and self._feed.shared_order is not None and "sampler" in state:
+            self._feed.shared_order.load_state_dict(state["sampler"])
 
     def epoch_over(self) -> None:
         """The epoch in which the run resumed has ended."""
         for passes in {self._passes, self._plain_passes}:
             passes.epoch_over()
+
+    def _order_state(self) -> dict[str, Any]:
+        shared = self._feed.shared_order if isinstance(self._feed, MapFeed) else None
+        if shared is None:
+            return {}
+        at = self._passes.position
+        return {"sampler": shared.state_dict(None if at.finished else at.index)}
 
     def go_on(self, epoch_ended: bool) -> None:
         """After `load_state_dict`: an epoch's end is that of plain iterations too; CheckpointError for a pass

@@ -10,7 +10,8 @@ import torch
 from torch.utils.data import DistributedSampler, RandomSampler, SequentialSampler
 
 from ..errors import DataError
-from .seeding import generator, mix, seed_all, tell_pass, undisturbed
+from .listed import SharedOrder, listed, parts, seen_through
+from .seeding import generator, mix
 
 # A tensor for shuffles: a list of 10^8 Python numbers would take gigabytes and seconds.
 Order: TypeAlias = "torch.Tensor | Sequence[Any]"
@@ -53,17 +54,28 @@ def take(order: Order, low: int, high: int) -> list[Any]:
 
 @dataclass(frozen=True, slots=True)
 class EpochOrder:
-    """`size()` is the number of units in a pass, `make(pass)` its order."""
+    """`size()` is the number of units in a pass, `make(pass)` its order.
+
+    `shared` is there for samplers whose order is rank 0's; `make` is its own then.
+    """
 
     size: Callable[[], int]
     make: Callable[[int], Order]
+    shared: SharedOrder | None = None
+
+    def of(self, pass_index: int, train: bool, alone: bool) -> Order:
+        """The order of a pass; see `SharedOrder.make`."""
+        if self.shared is not None:
+            return self.shared.make(pass_index, train, alone)
+        return self.make(pass_index)
 
 
-def epoch_order(sampler: Any, seed: int, world_size: int) -> EpochOrder:
+def epoch_order(sampler: Any, seed: int, peers: Any) -> EpochOrder:
     """The order in which `sampler` goes through its dataset, without any splitting of its own.
 
     A shuffle is a permutation seeded from (seed, pass). Any other sampler is listed once a pass, with all
-    generators (its own too) seeded from (seed, pass), so every rank has the same order.
+    generators (its own too) seeded from (seed, pass): torch's own samplers on every rank, and those that may
+    draw from what isn't seen here on rank 0, for all.
 
     Raises DataError for a sampler that splits over ranks in a way of its own, or that has no length.
     """
@@ -72,9 +84,12 @@ def epoch_order(sampler: Any, seed: int, world_size: int) -> EpochOrder:
     if type(sampler) is RandomSampler and _is_permutation(sampler):
         return EpochOrder(lambda: len(sampler), lambda p: _permutation(len(sampler), seed, p))
     if type(sampler) is DistributedSampler:
-        return _undistributed(sampler, seed, world_size)
+        return _undistributed(sampler, seed, peers.world_size)
     _check(sampler)
-    return EpochOrder(lambda: len(sampler), lambda p: _listed(sampler, mix(seed, p), p))
+    if seen_through(sampler):
+        return EpochOrder(lambda: len(sampler), lambda p: listed(sampler, mix(seed, p), p))
+    shared = SharedOrder(sampler, seed, peers)
+    return EpochOrder(shared.size, lambda p: shared.make(p, train=False, alone=False), shared)
 
 
 def _is_permutation(sampler: RandomSampler) -> bool:
@@ -102,7 +117,7 @@ def _undistributed(sampler: DistributedSampler[Any], seed: int, world_size: int)
 
 def _check(sampler: Any) -> None:
     name = type(sampler).__name__
-    for part in _parts(sampler):
+    for part in parts(sampler):
         ranks = getattr(part, "num_replicas", 1)
         if isinstance(ranks, int) and ranks > 1:
             raise DataError(
@@ -115,27 +130,3 @@ def _check(sampler: Any) -> None:
             f"sampler {name} has no __len__: a pass over it must end; add __len__, "
             "or make the dataset an IterableDataset"
         )
-
-
-def _parts(sampler: Any) -> list[Any]:
-    inner = getattr(sampler, "sampler", None)
-    return [sampler] if inner is None else [sampler, inner]
-
-
-def _listed(sampler: Any, seed: int, pass_index: int) -> list[Any]:
-    """All that `sampler` yields in one pass; its generators are as before afterwards."""
-    owned = [
-        part.generator for part in _parts(sampler) if isinstance(getattr(part, "generator", None), torch.Generator)
-    ]
-    states = [own.get_state() for own in owned]
-    with undisturbed():
-        seed_all(seed)
-        for own in owned:
-            own.manual_seed(seed)
-        for part in _parts(sampler):
-            tell_pass(part, pass_index)
-        try:
-            return [list(unit) if isinstance(unit, list) else unit for unit in sampler]
-        finally:
-            for own, state in zip(owned, states, strict=True):
-                own.set_state(state)
