@@ -12,6 +12,7 @@ from typing import Any
 
 from .config import JobConfig
 from .errors import ConfigError
+from .global_batch import share_batch
 
 _FREE = "auto"
 _THE_RUNS = {
@@ -34,8 +35,12 @@ def engine_config(config: JobConfig, batch_size: int | None = None, world_size: 
             raise _conflict(config, key, f"{whose}: take it out of the file")
     _check_offload(config, said)
     own = _own(config)
-    size = batch_size or 1
+    size, accumulate = batch_size or 1, config.accumulate
+    if config.global_batch and batch_size and world_size:
+        size, accumulate = share_batch(config, world_size, batch_size)
     sizes = {"train_micro_batch_size_per_gpu": size, "train_batch_size": size * world_size if world_size else None}
+    if config.global_batch:
+        sizes["train_batch_size"] = config.global_batch
     for key, value in sizes.items():
         given = said.pop(key, _FREE)
         known = batch_size is not None and value is not None
@@ -43,8 +48,9 @@ def engine_config(config: JobConfig, batch_size: int | None = None, world_size: 
             raise _conflict(config, key, f"{given} there, but the run's is {value} (the loader's batch_size is {size})")
     key = "gradient_accumulation_steps"
     given = said.pop(key, _FREE)
-    if str(given) not in (_FREE, str(config.accumulate)):
-        raise _conflict(config, key, f"{given} there, but the run has accumulate={config.accumulate}")
+    known = not config.global_batch or (batch_size is not None and world_size is not None)
+    if known and str(given) not in (_FREE, str(accumulate)):
+        raise _conflict(config, key, f"{given} there, but the run has accumulate={accumulate}")
     _check_precision(config, said)
     merged = _merge(said, own, config)
     return {**merged, "train_micro_batch_size_per_gpu": size}

@@ -85,6 +85,9 @@ class JobConfig(SlurmSettings):
     max_steps: Positive | None = Field(
         default=None, description="optimizer steps after which training ends, wherever it is in an epoch"
     )
+    global_batch: Positive | None = Field(
+        default=None, description="samples per optimizer step over all ranks; batches per rank and accumulate follow"
+    )
     num_workers: NotNegative | Literal["auto"] | None = Field(
         default=None,
         description="loader workers per rank: a number or auto (from CPUs per rank); unset: the loader's own",

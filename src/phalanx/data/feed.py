@@ -41,6 +41,9 @@ class Feed(Protocol):
 
     batch_size: int | None
 
+    def resize(self, batch_size: int, step: int) -> None:
+        """Make batches of another size from the next pass on, with `step` samples in a complete step."""
+
     def left(self, position: Position) -> int | None:
         """Micro-batches from `position` to the end of the pass; None where unknown."""
 
@@ -89,6 +92,7 @@ class MapFeed:
     def __init__(self, loader: DataLoader[Any], peers: Peers, seed: int, num_workers: int | None) -> None:
         self._peers, self._seed = peers, seed
         self._dataset: Any = loader.dataset
+        self._whole = 0
         sampler, self.unit = _unit(loader)
         plain_batches = type(loader.batch_sampler) is BatchSampler
         self.batch_size = loader.batch_sampler.batch_size if plain_batches else None  # type: ignore[union-attr]
@@ -118,6 +122,15 @@ class MapFeed:
     def size(self) -> int:
         """Units in a pass."""
         return self._order.size()
+
+    def resize(self, batch_size: int, step: int) -> None:
+        self.batch_size, self._whole = batch_size, step
+
+    def complete_step(self, world_size: int) -> str:
+        """What one takes, in words."""
+        if self._whole:
+            return f"one step takes global_batch={self._whole}"
+        return f"one global batch takes {world_size} ranks times {self.batch_size} samples"
 
     def left(self, position: Position) -> int | None:
         return self._deal(self.size()).batches(position.consumed)
@@ -179,7 +192,7 @@ class MapFeed:
 
     def deal(self, size: int, world_size: int) -> Deal:
         """How `size` units would be dealt to so many ranks."""
-        return Deal(size, self.batch_size or 1, world_size, self._drop_last)
+        return Deal(size, self.batch_size or 1, world_size, self._drop_last, self._whole)
 
     def _deal(self, size: int) -> Deal:
         return self.deal(size, self._peers.world_size)
@@ -293,15 +306,24 @@ class IterableFeed:
             self._split.firsts.share_memory_()
         self._plain_collate = loader.collate_fn in (default_collate, default_convert)
         self._generator = generator(seed)
+        self._collate, self._settings = loader.collate_fn, settings
+        self._loader = self._made()
+
+    def _made(self) -> DataLoader[Any]:
         batched = self.batch_size is not None
-        self._loader: DataLoader[Any] = DataLoader(
+        return DataLoader(
             self._split,
             batch_size=self.batch_size,
             drop_last=self._drop_last,
-            collate_fn=Counted(loader.collate_fn, self._split) if batched else loader.collate_fn,
+            collate_fn=Counted(self._collate, self._split) if batched else self._collate,
             generator=self._generator,
-            **settings,
+            **self._settings,
         )
+
+    def resize(self, batch_size: int, step: int) -> None:
+        if batch_size != self.batch_size:
+            self.batch_size = batch_size
+            self._loader = self._made()
 
     def left(self, position: Position) -> int | None:
         return None

@@ -9,7 +9,9 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
+from ..config import JobConfig
 from ..errors import CheckpointError, DataError
+from ..global_batch import share_batch
 from .feed import Feed, IterableFeed, MapFeed, Position, make_feed
 from .groups import Group, Peers
 from .passes import Passes, Whereabouts
@@ -41,6 +43,7 @@ class PreparedLoader:
         self.only: int | None = None  # batches of a plain iteration, which then ends: a dry run's
         self._saved: dict[str, Any] = {}  # the state that was loaded
         self.evaluated = False  # whether evaluations have used it
+        self.accumulate: int | None = None  # micro-batches per step, where `global_batch` decides
         where = where or Whereabouts()
         self._passes = Passes(where, numbered=True)
         # Of a loader that isn't for training, plain iteration is always the same pass.
@@ -55,6 +58,18 @@ class PreparedLoader:
     def batch_size(self) -> int | None:
         """Samples per rank in a full micro-batch; None where batches are made elsewhere."""
         return self._feed.batch_size
+
+    def share_steps(self, config: JobConfig) -> None:
+        """Let each step have `config.global_batch` samples, if that is set. ConfigError if it can't."""
+        if config.global_batch is None or self.accumulate is not None:
+            return
+        if self.batch_size is None:
+            raise DataError(
+                f"global_batch={config.global_batch} needs a loader with a batch_size: with a batch_sampler of your "
+                "own, or batch_size=None, nobody knows a batch's samples beforehand"
+            )
+        size, self.accumulate = share_batch(config, self._world_size, self.batch_size)
+        self._feed.resize(size, config.global_batch)
 
     def samples(self) -> int | None:
         """Samples of a pass over all ranks; None where the loader's units aren't samples, or nobody knows."""
@@ -219,6 +234,7 @@ def prepare_loader(
     train: bool,
     number: int = 0,
     where: Whereabouts | None = None,
+    config: JobConfig | None = None,
 ) -> PreparedLoader:
     """This rank's part of `loader`, whose `batch_size` is per rank; `num_workers` overrides the loader's.
 
@@ -231,9 +247,12 @@ def prepare_loader(
     has fewer samples than there are ranks or leaves no complete batch.
     """
     feed = make_feed(loader, peers, mix(seed, number) if number else seed, num_workers)
+    prepared = PreparedLoader(loader, feed, peers.world_size, train, number, where)
     if train:
+        if config is not None:
+            prepared.share_steps(config)
         check_enough(feed, peers.world_size)
-    return PreparedLoader(loader, feed, peers.world_size, train, number, where)
+    return prepared
 
 
 def check_enough(feed: Feed, world_size: int) -> None:
@@ -248,6 +267,6 @@ def check_enough(feed: Feed, world_size: int) -> None:
         )
     if feed.left(Position()) == 0:
         raise DataError(
-            f"drop_last=True leaves nothing of {size} {what}: one global batch takes {world_size} ranks times "
-            f"{feed.batch_size} samples; lower batch_size or the number of processes, or set drop_last=False"
+            f"drop_last=True leaves nothing of {size} {what}: {feed.complete_step(world_size)}; lower batch_size or "
+            "the number of processes, or set drop_last=False"
         )

@@ -28,6 +28,7 @@ class Deal:
     width: int
     world_size: int
     drop_last: bool
+    whole: int = 0  # units of a complete step, if that is more than one global batch
 
     @property
     def step(self) -> int:
@@ -37,6 +38,8 @@ class Deal:
     def batches(self, start: int = 0) -> int:
         """Number of global batches from unit `start` on."""
         left = max(0, self.size - start)
+        if self.drop_last and self.whole:
+            return left // self.whole * (self.whole // self.step)
         return left // self.step if self.drop_last else -(-left // self.step)
 
     def share(self, low: int, high: int, rank: int) -> tuple[int, int]:

@@ -98,6 +98,7 @@ class Loop:
         session.comm.meet("the beginning of run.steps()")
         if self._repeated(loader):
             return
+        loader.share_steps(session.config)
         session.measure.begin(loader)
         session.in_steps = True
         left = self._steps_left(loader)
@@ -118,7 +119,7 @@ class Loop:
 
     def _steps_left(self, loader: PreparedLoader) -> int | None:
         """Steps of the pass to come; of a stream's, the most that it can have, if that is known."""
-        counts = [loader.steps_left(self._session.config.accumulate)]
+        counts = [loader.steps_left(loader.accumulate or self._session.config.accumulate)]
         if self._session.config.max_steps is not None:
             counts.append(self._session.config.max_steps - self._session.step)
         if self._session.dry is not None:
@@ -176,9 +177,10 @@ class Loop:
         most = session.config.max_steps or math.inf
         count = 0
         begin = mark = self._begin = clock()
-        groups = loader.groups(session.config.accumulate, train=True)
+        accumulate = loader.accumulate or session.config.accumulate
+        groups = loader.groups(accumulate, train=True)
         if session.dry is not None:
-            groups = session.dry.first_group(groups, loader, session.config.accumulate)
+            groups = session.dry.first_group(groups, loader, accumulate)
         for group in groups:
             if session.step >= most:  # with data left
                 session.comm.meet("the end of run.steps()")

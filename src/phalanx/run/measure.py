@@ -45,7 +45,7 @@ class Measure:
                 parameters=self._parameters,
                 gradient_bytes=self._gradient_bytes,
                 batch_size=loader.batch_size,
-                accumulate=self._config.accumulate,
+                accumulate=loader.accumulate or self._config.accumulate,
                 dataset=loader.samples(),
                 precision=self._config.precision,
             )

@@ -171,7 +171,7 @@ def _loader(session: Session, loader: DataLoader[Any] | PreparedLoader, training
     shuffles = isinstance(loader.sampler, RandomSampler) or getattr(loader.sampler, "shuffle", False) is True
     train = training or shuffles
     number = session.training_loaders if train else 0
-    prepared = prepare_loader(loader, session.comm, config.seed, workers, train, number, session.where)
+    prepared = prepare_loader(loader, session.comm, config.seed, workers, train, number, session.where, config)
     prepared.only = None if session.dry is None else 1
     session.training_loaders += train
     session.contents.stateful[f"loader.{len(session.loaders)}"] = prepared
