@@ -48,7 +48,7 @@ class Loop:
             begin, first = time.perf_counter(), session.step
             session.in_epoch, session.trained = True, False
             session.where.epoch = session.epoch
-            session.loops.begin_epoch()
+            session.loops.begin_epoch(session.epoch)
             yield session.epoch
             self._saver.save_if_due(ended=not self._stopped())
             session.in_epoch, session.where.epoch = False, None

@@ -46,9 +46,11 @@ class Loops:
         self.turns.append(Turns())
         return self.turns[-1]
 
-    def begin_epoch(self) -> None:
+    def begin_epoch(self, epoch: int) -> None:
         """The script's body of an epoch begins: after a resume, perhaps for the second time."""
         state, self._loaded = self._loaded, None
+        if state and state["epoch"] != epoch:  # the script resumed inside another epoch's body
+            state = None
         self._over, self._open = [], None
         self._repeat = list(state["over"]) if state else []
         self._broken_off = state["open"] if state else None
@@ -59,7 +61,9 @@ class Loops:
     def end_epoch(self) -> None:
         """Nothing of it will be repeated."""
         self._before = len(self._over)
-        self.begin_epoch()
+        self._over, self._open = [], None
+        for turns in self.turns:
+            turns.start(0)
 
     def repeated(self, loader: int, epoch: int) -> bool:
         """Whether the loop that is about to begin was over before the resume."""
