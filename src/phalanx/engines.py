@@ -8,6 +8,7 @@ from pathlib import Path
 
 from .deepspeed_config import engine_config
 from .errors import MissingExtraError, PlanError
+from .global_batch import share_of_rank
 from .horovod_ranks import built_with
 from .plan import LaunchPlan
 
@@ -28,6 +29,8 @@ def check(plan: LaunchPlan) -> None:
 
     Raises MissingExtraError, PlanError or ConfigError.
     """
+    if plan.config.global_batch:
+        share_of_rank(plan.config, plan.world_size)
     if plan.strategy == "deepspeed":
         engine_config(plan.config)
     for name in dict.fromkeys(_PACKAGES[word] for word in (plan.strategy, plan.launcher) if word in _PACKAGES):

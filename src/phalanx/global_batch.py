@@ -12,6 +12,15 @@ def share_batch(config: JobConfig, world_size: int, most: int) -> tuple[int, int
     `most` is the loader's batch_size, which a micro-batch doesn't exceed; the fewest micro-batches that do
     are taken, or as many as `accumulate` says if it was set. Raises ConfigError for what doesn't divide.
     """
+    each = share_of_rank(config, world_size)
+    if "accumulate" in config.model_fields_set:
+        return _as_set(config, each, world_size, most), config.accumulate
+    steps = next(n for n in range(1, each + 1) if each % n == 0 and each // n <= most)
+    return each // steps, steps
+
+
+def share_of_rank(config: JobConfig, world_size: int) -> int:
+    """Samples of each rank in a step. Raises ConfigError if they can't be the same for all."""
     total = config.global_batch
     assert total is not None
     each, rest = divmod(total, world_size)
@@ -22,10 +31,7 @@ def share_batch(config: JobConfig, world_size: int, most: int) -> tuple[int, int
             f"global_batch={total} can't be shared evenly by {world_size} ranks: set global_batch to "
             f"{' or '.join(map(str, near))}, or start {' or '.join(map(str, ranks))} ranks"
         )
-    if "accumulate" in config.model_fields_set:
-        return _as_set(config, each, world_size, most), config.accumulate
-    steps = next(n for n in range(1, each + 1) if each % n == 0 and each // n <= most)
-    return each // steps, steps
+    return each
 
 
 def _divisor(total: int, start: int, by: int) -> int:

@@ -61,6 +61,7 @@ def train(batch_size: int, stop_at: int = 0, path: Path | None = None) -> tuple[
                     saved = run.save() or saved
                     run.stop()
         weights = list(run.state_dict(linear).values())
+        run.reduce(1.0)  # rank 0 keeps the store in which the others may still be in state_dict()
         return weights, saved, loader.batch_size * loader.accumulate
 
 

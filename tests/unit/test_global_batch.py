@@ -7,6 +7,7 @@ import json
 import pytest
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
 
+from phalanx.cli.main import main
 from phalanx.config import load_config
 from phalanx.data import prepare_loader
 from phalanx.deepspeed_config import engine_config
@@ -104,3 +105,11 @@ def test_deepspeeds_own_fields_agree(tmp_path):
     for key, value in right.items():
         with pytest.raises(ConfigError, match=f"{key}: {value + 1} there, but"):
             made(**{key: value + 1})
+
+
+def test_ranks_that_cannot_share_it_are_refused_before_the_start(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("")
+    assert main(["run", "--nproc", "5", "global_batch=12", "train.py"]) != 0
+    assert "can't be shared evenly by 5 ranks" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
