@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import re
+import shutil
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -42,10 +44,32 @@ def _one_process_is_meant() -> Iterator[None]:
         yield
 
 
-def _cause(error: CheckpointException) -> str:
+def _free(folder: Path) -> str:
+    """How much space there is: torch's errors often lack the disk's own."""
+    try:
+        return f"The disk has {shutil.disk_usage(folder.parent).free / 2**20:,.0f} MiB left."
+    except OSError:
+        return ""
+
+
+class _Failed(Exception):
+    """What one rank alone did has failed: said on all ranks."""
+
+
+_PLACE = re.compile(r"^\[enforce fail at [^]]*\] ?\. ?")  # of torch's C++ sources
+
+
+def _cause(error: BaseException) -> str:
     """What failed on the lowest rank, in a sentence: torch's own text is all ranks' tracebacks and C++ stacks."""
+    if not isinstance(error, CheckpointException):
+        return str(error)
     rank, (cause, _) = min(error.failures.items(), key=lambda item: item[0])
-    sentence = str(cause).strip().partition("\n")[0].partition(". ")[0]
+    return _brief(cause, rank)
+
+
+def _brief(cause: BaseException, rank: int) -> str:
+    text = _PLACE.sub("", str(cause).strip())
+    sentence = text.partition("\n")[0].partition(". ")[0]
     return f"{type(cause).__name__} on rank {rank}{': ' if sentence else ''}{sentence}"
 
 
@@ -58,34 +82,63 @@ class Manager:
     keep: int
 
     def save(self, contents: Contents, rng: dict[str, Tensor], progress: dict[str, Any]) -> Path:
-        """Write and commit one; on return every rank can read it. `progress` holds at least the step."""
+        """Write and commit one; on return every rank can read it. `progress` holds at least the step.
+
+        Raises CheckpointError on all ranks if one of them can't write; older checkpoints are then as they were.
+        """
         step = progress["step"]
+        try:
+            self._on_main(lambda: store.begin(self.root, step))
+            self._write(contents, rng, progress)
+            self._on_main(lambda: self._commit(step, progress))
+        except (_Failed, CheckpointException) as error:  # on all ranks alike
+            if self.comm.rank == 0:
+                store.abandon(self.root, step)
+            raise CheckpointError(
+                f"cannot write the checkpoint {self.root / str(step)}: {_cause(error)}. {_free(self.root)} Older "
+                "checkpoints are as they were; where disk or quota is full, free some space or lower checkpoint.keep"
+            ) from error.__cause__
+        return self.root / str(step)
+
+    def _on_main(self, work: Callable[[], Any]) -> None:
+        """Let rank 0 do it while the others wait. Its failure is everybody's, or they would wait for good."""
+        failure: Exception | None = None
         if self.comm.rank == 0:
-            store.begin(self.root, step)
-        self.comm.barrier()
+            try:
+                work()
+            except Exception as error:
+                failure = error
+        said = self.comm.broadcast_object(None if failure is None else _brief(failure, 0))
+        if said is not None:
+            raise _Failed(said) from failure
+
+    def _write(self, contents: Contents, rng: dict[str, Tensor], progress: dict[str, Any]) -> None:
         names = tensors.parameter_names(contents.models)
         entries, other = tensors.split(
             tensors.model_entries(contents.models) | tensors.optimizer_entries(contents.optimizers, names)
         )
         entries |= {f"rng.{self.comm.rank}/{key}": value for key, value in rng.items()}
-        part = store.staging(self.root, step)
-        if self.comm.rank == 0:
+        part = store.staging(self.root, progress["step"])
+        groups = [tensors.optimizer_groups(optimizer, names) for optimizer in contents.optimizers]
+
+        def write_state() -> None:
             state = {
                 "progress": {**progress, "world_size": self.comm.world_size},
                 "optimizers": [tensors.kind(optimizer) for optimizer in contents.optimizers],
-                "groups": [tensors.optimizer_groups(optimizer, names) for optimizer in contents.optimizers],
+                "groups": groups,
                 "other": other,
                 "stateful": {name: thing.state_dict() for name, thing in contents.stateful.items()},
             }
-            torch.save(state, part / "state.pt")
+            with (part / "state.pt").open("wb") as file:  # torch's own writer would hide the disk's error
+                torch.save(state, file)
+
+        self._on_main(write_state)
         with _one_process_is_meant():
             save(entries, checkpoint_id=part, no_dist=not self.comm.active)
-        self.comm.barrier()
-        if self.comm.rank == 0:
-            store.commit(self.root, step, {"world_size": self.comm.world_size, "epoch": progress.get("epoch", 0)})
-            store.prune(self.root, self.keep)
-        self.comm.barrier()
-        return self.root / str(step)
+
+    def _commit(self, step: int, progress: dict[str, Any]) -> None:
+        store.commit(self.root, step, {"world_size": self.comm.world_size, "epoch": progress.get("epoch", 0)})
+        store.prune(self.root, self.keep)
 
     def newest(self, skip: set[str]) -> Path | None:
         """Rank 0's choice, told to all: the newest whole checkpoint; broken ones are passed over, said aloud."""

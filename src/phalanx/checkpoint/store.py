@@ -52,12 +52,21 @@ def commit(root: Path, step: int, facts: dict[str, object]) -> Path:
         old = root / f".{step}.old"
         shutil.rmtree(old, ignore_errors=True)
         final.rename(old)
-        part.rename(final)
+        try:
+            part.rename(final)
+        except OSError:
+            old.rename(final)
+            raise
         shutil.rmtree(old, ignore_errors=True)
     else:
         part.rename(final)
     _sync(root)
     return final
+
+
+def abandon(root: Path, step: int) -> None:
+    """Nothing is left of a checkpoint that could not be written: its disk may be full. One rank calls it."""
+    shutil.rmtree(staging(root, step), ignore_errors=True)
 
 
 def _sync(path: Path) -> None:
@@ -90,9 +99,9 @@ def defect(path: Path) -> str | None:
         return f"no {MARKER} marker: it was never finished"
     except (OSError, ValueError) as error:
         return f"its {MARKER} marker cannot be read: {error}"
-    if marker.get("v") != VERSION:
-        return f"its format is {marker.get('v')}, expected {VERSION}"
     try:
+        if marker["v"] != VERSION:
+            return f"its format is {marker['v']}, expected {VERSION}"
         for name, size in marker["sizes"].items():
             if (there := (path / name).stat().st_size) != size:
                 return f"{name} has {there} bytes, expected {size}"
@@ -101,4 +110,6 @@ def defect(path: Path) -> str | None:
                 return f"{name} does not match its checksum"
     except OSError as error:
         return str(error)
+    except (KeyError, TypeError, AttributeError):
+        return f"its {MARKER} marker is not one of ours"
     return None

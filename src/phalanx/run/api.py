@@ -15,14 +15,13 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.algorithms.join import Join, Joinable
 
-from .. import registry
 from ..comm import naming
 from ..config import JobConfig
 from ..errors import UsageError
-from ..records import Exit, Metric
+from ..records import Metric
 from ..topology import Topology
-from ..trackers.base import Tracker
-from ..worker import headline
+from ..trackers.copies import Copies
+from .ending import end
 from .export import full_state
 from .first import main_first
 from .gradients import AccumulateContext
@@ -48,7 +47,8 @@ class Run:
         self._closed = False
         self.grad_norm: Tensor | None = None
         """The total gradient norm that the last clipping found."""
-        self._trackers: list[Tracker] = [self._tracker(name) for name in self.config.trackers if self.is_main]
+        names = self.config.trackers if self.is_main else ()
+        self._trackers = Copies(names, self.run_dir, lambda: self.config.model_dump(mode="json"))
 
     # Who and where.
 
@@ -246,8 +246,7 @@ class Run:
         self._session.writer.write(Metric(step=at, epoch=self.epoch, values=numbers))
         if self._session.dry is not None:
             self._session.dry.metrics |= numbers
-        for tracker in self._trackers:
-            tracker.log(numbers, at)
+        self._trackers.log(numbers, at)
 
     def print(self, *values: Any, all_ranks: bool = False, **keywords: Any) -> None:
         """`print` on the main rank, or on all ranks with the rank in front (each into its own log or terminal)."""
@@ -286,24 +285,21 @@ class Run:
         if self._closed:
             return
         self._closed = True
-        session = self._session
-        seconds = time.perf_counter() - self._begin
         if isinstance(exception, SystemExit) and not exception.code:
             exception = None
-        reason = "" if exception is None else headline(exception)
-        session.progress.stop()
-        if exception is None:
-            self._saver.save_if_due()
-        self._saver.end_dry(failed=exception is not None)
-        for tracker in self._trackers:
-            tracker.close()
-        session.measure.close(session.step, failed=exception is not None)
-        session.writer.write(Exit(session.step, seconds, reason, session.dry is not None))
-        session.writer.close()
-        how, why = ("failed", f": {reason}") if reason else ("done", "")
-        log.info("rank %d %s after %.1f s, step %d%s", self.rank, how, seconds, session.step, why)
-        session.strategy.teardown(failed=exception is not None)
-        self._on_close()
+        failure = exception
+        try:
+            if exception is None:
+                self._saver.save_if_due()
+            self._saver.end_dry(failed=exception is not None)
+        except BaseException as error:
+            failure = failure or error
+            raise
+        finally:
+            try:
+                end(self._session, self._trackers, time.perf_counter() - self._begin, failure)
+            finally:
+                self._on_close()
 
     def __enter__(self) -> Run:
         return self
@@ -312,11 +308,6 @@ class Run:
         self, kind: type[BaseException] | None, exception: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close(exception)
-
-    def _tracker(self, name: str) -> Tracker:
-        tracker: Tracker = registry.load("tracker", registry.TRACKERS, name)()
-        tracker.start(self.run_dir, self.config.model_dump(mode="json"))
-        return tracker
 
 
 def _number(name: str, value: Any) -> float | int:

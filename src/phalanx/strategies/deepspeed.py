@@ -53,11 +53,13 @@ class Deepspeed(ProcessGroupStrategy):
         os.environ.update(self.topology.environ())
 
     def teardown(self, failed: bool) -> None:
-        if self._engine is not None and not failed:
-            self._engine.destroy()
-            if self._ours:
-                _forget_groups()
-        super().teardown(failed)
+        try:
+            if self._engine is not None and not failed:
+                self._engine.destroy()
+                if self._ours:
+                    _forget_groups()
+        finally:
+            super().teardown(failed)
 
     def grad_scaler(self) -> None:
         """fp16 is the engine's own, with a loss scale of its own."""
