@@ -11,7 +11,9 @@ import json
 import os
 import shutil
 import zlib
+from collections.abc import Collection
 from pathlib import Path
+from typing import Any
 
 from ..rundir import write_atomic
 
@@ -77,10 +79,11 @@ def _sync(path: Path) -> None:
         os.close(handle)
 
 
-def prune(root: Path, keep: int) -> None:
-    """Delete all but the newest `keep`, and what was never committed. One rank calls it."""
+def prune(root: Path, keep: int, spared: Collection[Path] = ()) -> None:
+    """Delete all but the newest `keep` and the spared ones, and what was never committed. One rank calls it."""
     for path in steps(root)[keep:]:
-        shutil.rmtree(path, ignore_errors=True)
+        if path not in spared:
+            shutil.rmtree(path, ignore_errors=True)
     for path in (*root.glob(".*.part"), *root.glob(".*.old")):
         shutil.rmtree(path, ignore_errors=True)
 
@@ -89,6 +92,28 @@ def steps(root: Path) -> list[Path]:
     """Committed and broken checkpoints alike, newest first."""
     found = [path for path in root.glob("*") if path.is_dir() and path.name.isdecimal()]
     return sorted(found, key=lambda path: int(path.name), reverse=True)
+
+
+def marker_of(path: Path) -> dict[str, Any]:
+    """What a checkpoint's marker says; nothing, if it can't be read."""
+    try:
+        said = json.loads((path / MARKER).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return said if isinstance(said, dict) else {}
+
+
+def value(path: Path, name: str) -> float | None:
+    """The value that a checkpoint was saved with, if it was."""
+    values = marker_of(path).get("monitor")
+    found = values.get(name) if isinstance(values, dict) else None
+    return float(found) if isinstance(found, int | float) else None
+
+
+def amend(path: Path, facts: dict[str, object]) -> None:
+    """Put more into a marker. One rank calls it."""
+    said = json.loads((path / MARKER).read_text(encoding="utf-8"))
+    write_atomic(path / MARKER, json.dumps({**said, **facts}, indent=1))
 
 
 def defect(path: Path) -> str | None:

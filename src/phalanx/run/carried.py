@@ -93,7 +93,7 @@ def _sent(comm: Comm, value: Any, outline: Any) -> Any:
 def put(carried: Carried, optimizer: Any, parameters: list[nn.Parameter]) -> None:
     """Give it to the optimizer as a checkpoint would. `parameters` are the prepared ones, in the optimizer's order."""
     state = {
-        at: {key: _placed(value, parameters[at]) for key, value in values.items()}
+        at: {key: _placed(key, value, parameters[at]) for key, value in values.items()}
         for at, values in carried.state.items()
     }
     groups, first = [], 0
@@ -104,8 +104,10 @@ def put(carried: Carried, optimizer: Any, parameters: list[nn.Parameter]) -> Non
     optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 
-def _placed(value: Any, parameter: nn.Parameter) -> Any:
+def _placed(key: str, value: Any, parameter: nn.Parameter) -> Any:
     data = parameter.data
-    if isinstance(value, Tensor) and isinstance(data, DTensor) and value.dim() > 0 and value.shape == data.shape:
+    if not isinstance(value, Tensor) or not isinstance(data, DTensor):
+        return value
+    if value.shape == data.shape and (value.dim() > 0 or key != "step"):  # a scalar's might be a plain count
         return distribute_tensor(value.to(data.device), data.device_mesh, data.placements)
     return value
