@@ -8,12 +8,13 @@ killed writer's last one) cut off, and readers pass over the cut one. A restart 
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar
+
+from .linefile import LineFile
 
 VERSION = 1
 
@@ -190,30 +191,28 @@ _STEP_LINE = (
 
 
 class RecordWriter:
-    """Appends one rank's records of one attempt."""
+    """Appends one rank's records of one attempt. A full disk does not end the training: see `LineFile`."""
 
     def __init__(self, run_dir: Path, rank: int, attempt: int) -> None:
         folder = run_dir / "records"
         folder.mkdir(parents=True, exist_ok=True)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-        self._file = os.open(folder / f"{rank}.{attempt}.jsonl", flags, 0o644)
+        self._file = LineFile(folder / f"{rank}.{attempt}.jsonl")
 
     def write(self, record: Record) -> None:
         values = {"v": VERSION, "kind": record.kind, **asdict(record)}
         del values["rank"], values["attempt"]  # in the file's name
-        os.write(self._file, (json.dumps(values) + "\n").encode())
+        self._file.write((json.dumps(values) + "\n").encode())
 
     def step(self, step: int, epoch: int, seconds: float, wait: float, samples: int) -> None:
         """`write(Step(…))` without its cost: this one runs every step."""
-        os.write(self._file, _STEP_LINE % (time.time(), step, epoch, seconds, wait, samples))
+        self._file.write(_STEP_LINE % (time.time(), step, epoch, seconds, wait, samples))
 
     def sync(self) -> None:
         """To the disk: at checkpoints and at the end."""
-        os.fsync(self._file)
+        self._file.sync()
 
     def close(self) -> None:
-        self.sync()
-        os.close(self._file)
+        self._file.close()
 
 
 def parse(line: str, rank: int, attempt: int) -> Record | None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import re
+import shutil
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,11 +18,14 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from ..comm import Comm
 from ..errors import CheckpointError
 from . import store, tensors
+from .best import Monitor
+from .registered import Registered, check_names, room
 
 log = logging.getLogger("phalanx")
 
@@ -32,6 +37,7 @@ class Contents:
     models: list[nn.Module] = field(default_factory=list)  # the user's own, without wrappers
     optimizers: list[Optimizer] = field(default_factory=list)
     stateful: dict[str, Any] = field(default_factory=dict)  # schedulers, scaler, loaders by name
+    registered: dict[str, Registered] = field(default_factory=dict)  # of the script's own
 
 
 @contextmanager
@@ -42,10 +48,32 @@ def _one_process_is_meant() -> Iterator[None]:
         yield
 
 
-def _cause(error: CheckpointException) -> str:
+def _free(folder: Path) -> str:
+    """How much space there is: torch's errors often lack the disk's own."""
+    try:
+        return f"The disk has {shutil.disk_usage(folder.parent).free / 2**20:,.0f} MiB left."
+    except OSError:
+        return ""
+
+
+class _Failed(Exception):
+    """What one rank alone did has failed: said on all ranks."""
+
+
+_PLACE = re.compile(r"^\[enforce fail at [^]]*\] ?\. ?")  # of torch's C++ sources
+
+
+def _cause(error: BaseException) -> str:
     """What failed on the lowest rank, in a sentence: torch's own text is all ranks' tracebacks and C++ stacks."""
+    if not isinstance(error, CheckpointException):
+        return str(error)
     rank, (cause, _) = min(error.failures.items(), key=lambda item: item[0])
-    sentence = str(cause).strip().partition("\n")[0].partition(". ")[0]
+    return _brief(cause, rank)
+
+
+def _brief(cause: BaseException, rank: int) -> str:
+    text = _PLACE.sub("", str(cause).strip())
+    sentence = text.partition("\n")[0].partition(". ")[0]
     return f"{type(cause).__name__} on rank {rank}{': ' if sentence else ''}{sentence}"
 
 
@@ -56,36 +84,90 @@ class Manager:
     comm: Comm
     root: Path
     keep: int
+    monitor: Monitor | None = None
 
     def save(self, contents: Contents, rng: dict[str, Tensor], progress: dict[str, Any]) -> Path:
-        """Write and commit one; on return every rank can read it. `progress` holds at least the step."""
+        """Write and commit one; on return every rank can read it. `progress` holds at least the step.
+
+        Raises CheckpointError on all ranks if one of them can't write; older checkpoints are then as they were.
+        """
         step = progress["step"]
+        try:
+            self._on_main(lambda: store.begin(self.root, step))
+            self._write(contents, rng, progress)
+            models = [tensors.facts(model) for model in contents.models]
+            self._on_main(lambda: self._commit(step, progress, models))
+        except (_Failed, CheckpointException) as error:  # on all ranks alike
+            if self.comm.rank == 0:
+                store.abandon(self.root, step)
+            raise CheckpointError(
+                f"cannot write the checkpoint {self.root / str(step)}: {_cause(error)}. {_free(self.root)} Older "
+                "checkpoints are as they were; where disk or quota is full, free some space or lower checkpoint.keep"
+            ) from error.__cause__
+        return self.root / str(step)
+
+    def _on_main(self, work: Callable[[], Any]) -> None:
+        """Let rank 0 do it while the others wait. Its failure is everybody's, or they would wait for good."""
+        failure: Exception | None = None
         if self.comm.rank == 0:
-            store.begin(self.root, step)
-        self.comm.barrier()
+            try:
+                work()
+            except Exception as error:
+                failure = error
+        said = self.comm.broadcast_object(None if failure is None else _brief(failure, 0))
+        if said is not None:
+            raise _Failed(said) from failure
+
+    def _write(self, contents: Contents, rng: dict[str, Tensor], progress: dict[str, Any]) -> None:
         names = tensors.parameter_names(contents.models)
         entries, other = tensors.split(
             tensors.model_entries(contents.models) | tensors.optimizer_entries(contents.optimizers, names)
         )
         entries |= {f"rng.{self.comm.rank}/{key}": value for key, value in rng.items()}
-        part = store.staging(self.root, step)
-        if self.comm.rank == 0:
+        frames, own = self._registered(contents)
+        entries |= own
+        part = store.staging(self.root, progress["step"])
+        groups = [tensors.optimizer_groups(optimizer, names) for optimizer in contents.optimizers]
+
+        def write_state() -> None:
             state = {
                 "progress": {**progress, "world_size": self.comm.world_size},
                 "optimizers": [tensors.kind(optimizer) for optimizer in contents.optimizers],
-                "groups": [tensors.optimizer_groups(optimizer, names) for optimizer in contents.optimizers],
+                "groups": groups,
                 "other": other,
                 "stateful": {name: thing.state_dict() for name, thing in contents.stateful.items()},
+                "registered": frames,
             }
-            torch.save(state, part / "state.pt")
+            with (part / "state.pt").open("wb") as file:  # torch's own writer would hide the disk's error
+                torch.save(state, file)
+
+        self._on_main(write_state)
         with _one_process_is_meant():
             save(entries, checkpoint_id=part, no_dist=not self.comm.active)
-        self.comm.barrier()
-        if self.comm.rank == 0:
-            store.commit(self.root, step, {"world_size": self.comm.world_size, "epoch": progress.get("epoch", 0)})
-            store.prune(self.root, self.keep)
-        self.comm.barrier()
-        return self.root / str(step)
+
+    def _registered(self, contents: Contents) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """The registered things without their tensors, and these: on ranks other than 0 the sharded ones only."""
+        frames: dict[str, Any] = {}
+        found: dict[str, Tensor] = {}
+        problem = None
+        for name, item in contents.registered.items():
+            try:
+                frames[name], values = item.parts()
+                found |= {key: v for key, v in values.items() if self.comm.rank == 0 or isinstance(v, DTensor)}
+            except Exception as error:
+                problem = f"{_brief(error, self.comm.rank)} (registered as {name!r})"
+                break
+        if contents.registered and (problems := [said for said in self.comm.gather_objects(problem) if said]):
+            raise _Failed(problems[0])
+        return frames, found
+
+    def _commit(self, step: int, progress: dict[str, Any], models: list[dict[str, Any]]) -> None:
+        monitor = self.monitor
+        facts = {"world_size": self.comm.world_size, "epoch": progress.get("epoch", 0), "models": models}
+        path = store.commit(self.root, step, {**facts, **(monitor.facts(step) if monitor else {})})
+        if monitor is not None:
+            monitor.committed(path)
+        store.prune(self.root, self.keep, monitor.spared() if monitor else ())
 
     def newest(self, skip: set[str]) -> Path | None:
         """Rank 0's choice, told to all: the newest whole checkpoint; broken ones are passed over, said aloud."""
@@ -99,6 +181,14 @@ class Manager:
                     choice = path
                     break
                 log.warning("checkpoint %s is broken and skipped: %s", path, problem)
+        chosen = self.comm.broadcast_object(choice)
+        return chosen if chosen is None else Path(chosen)
+
+    def best(self) -> Path | None:
+        """Rank 0's choice, told to all: the best whole checkpoint by the monitored value."""
+        choice = None
+        if self.comm.rank == 0 and self.monitor is not None:
+            choice = next((path for path in self.monitor.best() if store.defect(path) is None), None)
         chosen = self.comm.broadcast_object(choice)
         return chosen if chosen is None else Path(chosen)
 
@@ -125,6 +215,10 @@ class Manager:
         wanted, other = tensors.split(tensors.model_entries(contents.models))
         for index, optimizer in enumerate(contents.optimizers):
             wanted |= tensors.room_for_optimizer(index, optimizer, names, saved)
+        frames = state.get("registered", {})
+        check_names(frames, contents.registered)
+        for name, frame in frames.items():
+            wanted |= room(frame, contents.registered[name].parts()[1], saved)
         same_world = state["progress"]["world_size"] == self.comm.world_size
         rng = tensors.room_for_rng(self.comm.rank, saved) if same_world else {}
         tensors.check_keys(wanted, saved)
@@ -166,3 +260,5 @@ class Manager:
             tensors.load_optimizer(index, optimizer, names, state["groups"][index], values)
         for name, thing in contents.stateful.items():
             thing.load_state_dict(state["stateful"][name])
+        for name, frame in state.get("registered", {}).items():
+            contents.registered[name].load(frame, loaded)

@@ -11,7 +11,9 @@ import json
 import os
 import shutil
 import zlib
+from collections.abc import Collection
 from pathlib import Path
+from typing import Any
 
 from ..rundir import write_atomic
 
@@ -52,12 +54,21 @@ def commit(root: Path, step: int, facts: dict[str, object]) -> Path:
         old = root / f".{step}.old"
         shutil.rmtree(old, ignore_errors=True)
         final.rename(old)
-        part.rename(final)
+        try:
+            part.rename(final)
+        except OSError:
+            old.rename(final)
+            raise
         shutil.rmtree(old, ignore_errors=True)
     else:
         part.rename(final)
     _sync(root)
     return final
+
+
+def abandon(root: Path, step: int) -> None:
+    """Nothing is left of a checkpoint that could not be written: its disk may be full. One rank calls it."""
+    shutil.rmtree(staging(root, step), ignore_errors=True)
 
 
 def _sync(path: Path) -> None:
@@ -68,10 +79,11 @@ def _sync(path: Path) -> None:
         os.close(handle)
 
 
-def prune(root: Path, keep: int) -> None:
-    """Delete all but the newest `keep`, and what was never committed. One rank calls it."""
+def prune(root: Path, keep: int, spared: Collection[Path] = ()) -> None:
+    """Delete all but the newest `keep` and the spared ones, and what was never committed. One rank calls it."""
     for path in steps(root)[keep:]:
-        shutil.rmtree(path, ignore_errors=True)
+        if path not in spared:
+            shutil.rmtree(path, ignore_errors=True)
     for path in (*root.glob(".*.part"), *root.glob(".*.old")):
         shutil.rmtree(path, ignore_errors=True)
 
@@ -82,6 +94,28 @@ def steps(root: Path) -> list[Path]:
     return sorted(found, key=lambda path: int(path.name), reverse=True)
 
 
+def marker_of(path: Path) -> dict[str, Any]:
+    """What a checkpoint's marker says; nothing, if it can't be read."""
+    try:
+        said = json.loads((path / MARKER).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return said if isinstance(said, dict) else {}
+
+
+def value(path: Path, name: str) -> float | None:
+    """The value that a checkpoint was saved with, if it was."""
+    values = marker_of(path).get("monitor")
+    found = values.get(name) if isinstance(values, dict) else None
+    return float(found) if isinstance(found, int | float) else None
+
+
+def amend(path: Path, facts: dict[str, object]) -> None:
+    """Put more into a marker. One rank calls it."""
+    said = json.loads((path / MARKER).read_text(encoding="utf-8"))
+    write_atomic(path / MARKER, json.dumps({**said, **facts}, indent=1))
+
+
 def defect(path: Path) -> str | None:
     """What is wrong with a checkpoint, or None if it is whole."""
     try:
@@ -90,9 +124,9 @@ def defect(path: Path) -> str | None:
         return f"no {MARKER} marker: it was never finished"
     except (OSError, ValueError) as error:
         return f"its {MARKER} marker cannot be read: {error}"
-    if marker.get("v") != VERSION:
-        return f"its format is {marker.get('v')}, expected {VERSION}"
     try:
+        if marker["v"] != VERSION:
+            return f"its format is {marker['v']}, expected {VERSION}"
         for name, size in marker["sizes"].items():
             if (there := (path / name).stat().st_size) != size:
                 return f"{name} has {there} bytes, expected {size}"
@@ -101,4 +135,6 @@ def defect(path: Path) -> str | None:
                 return f"{name} does not match its checksum"
     except OSError as error:
         return str(error)
+    except (KeyError, TypeError, AttributeError):
+        return f"its {MARKER} marker is not one of ours"
     return None

@@ -10,6 +10,7 @@ Sharded tensors are DTensors, which torch.distributed.checkpoint saves and loads
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import chain
 from typing import Any
 
 import torch
@@ -20,6 +21,8 @@ from torch.optim import Optimizer
 
 from ..errors import CheckpointError, UsageError
 
+_EXTRA = "_extra_state"  # torch's name for it in a state_dict
+
 
 def parameter_names(models: list[nn.Module]) -> dict[int, str]:
     """`<i>/<name>` of every parameter, by the parameter's identity; tied ones have their first name."""
@@ -28,6 +31,28 @@ def parameter_names(models: list[nn.Module]) -> dict[int, str]:
         for name, parameter in model.named_parameters():
             names.setdefault(id(parameter), f"{index}/{name}")
     return names
+
+
+def facts(model: nn.Module) -> dict[str, Any]:
+    """For those who read its weights without it: names that mean a tensor of another name, and what is no tensor."""
+    first: dict[int, str] = {}
+    tied: dict[str, str] = {}
+    named = (model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False))
+    for name, tensor in chain(*named):
+        if first.setdefault(id(tensor), name) != name:
+            tied[name] = first[id(tensor)]
+    known = set(first.values()) | set(tied)
+    return {"tied": tied, "other": [name for name in _extra(model) if name not in known]}
+
+
+def _extra(model: nn.Module) -> list[str]:
+    """Where modules have `get_extra_state`, whose values need not be tensors."""
+    own = nn.Module.get_extra_state
+    return [
+        f"{name}.{_EXTRA}" if name else _EXTRA
+        for name, module in model.named_modules()
+        if type(module).get_extra_state is not own
+    ]
 
 
 def split(values: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -20,6 +20,7 @@ COMMANDS = {
     "test": "run distributed tests on every worker, with one verdict",
     "generate-scalability-report": "whether more ranks are worth it: a page, plots and tables of what runs took",
     "report": "the same as generate-scalability-report",
+    "checkpoint": "a checkpoint's weights as one file; the checkpoints of a run",
     "allreduce": "time all-reduces over all ranks, for a report's forecast",
     "cancel": "end jobs, runs or whole series",
     "retry": "run the failed members of a series once more",

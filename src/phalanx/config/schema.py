@@ -24,6 +24,9 @@ from .slurm_schema import SlurmSettings
 class CheckpointSettings(Section):
     every_steps: Positive | None = Field(default=None, description="steps between checkpoints; unset: only run.save()")
     keep: Positive = Field(default=3, description="how many of the newest checkpoints to keep")
+    monitor: str | None = Field(default=None, description="logged value by which the best checkpoints are kept too")
+    mode: Literal["min", "max"] = Field(default="min", description="whether the monitored value is best low or high")
+    keep_best: NotNegative = Field(default=1, description="how many of the best to keep, with checkpoint.monitor")
 
 
 class DdpSettings(Section):

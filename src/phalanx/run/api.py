@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.algorithms.join import Join, Joinable
 
-from .. import registry
 from ..comm import naming
 from ..config import JobConfig
 from ..errors import UsageError
-from ..records import Exit, Metric
+from ..records import Metric
 from ..topology import Topology
-from ..trackers.base import Tracker
-from ..worker import headline
+from ..trackers.copies import Copies
+from .average import Average
+from .ending import end
 from .exact import Op
 from .export import full_state
 from .first import main_first
@@ -30,11 +29,12 @@ from .gradients import AccumulateContext
 from .loop import Loop
 from .prepare import prepare
 from .reduce import reduce
+from .register import register
 from .saver import Saver
 from .session import Session
 from .values import broadcast, gather
 
-log = logging.getLogger("phalanx")
+_T = TypeVar("_T")
 
 
 class Run:
@@ -50,7 +50,8 @@ class Run:
         self._closed = False
         self.grad_norm: Tensor | None = None
         """The total gradient norm that the last clipping found."""
-        self._trackers: list[Tracker] = [self._tracker(name) for name in self.config.trackers if self.is_main]
+        names = self.config.trackers if self.is_main else ()
+        self._trackers = Copies(names, self.run_dir, lambda: self.config.model_dump(mode="json"))
 
     # Who and where.
 
@@ -131,9 +132,21 @@ class Run:
         All ranks call it. The tensors are copies, the same under every strategy: for `torch.save`, or
         `load_state_dict` of a module that nobody prepared.
         """
+        average = self._session.averaged
+        if average is not None and average.is_of(model):
+            found: dict[str, Any] = average.state_dict()
+            return found
         self._session.comm.meet("run.state_dict()")
         with naming("run.state_dict()"):
             return full_state(self._session.strategy.saved_model(model), self.is_main)
+
+    def ema(self, model: nn.Module, decay: float = 0.999, name: str = "ema") -> Average:
+        """An exponential moving average of a prepared model's weights, updated after each optimizer step that is taken.
+
+        It is sharded as the weights are, and saved and resumed with the run. `with ema.applied(): …` puts it into the
+        model, for evaluation; `ema.state_dict()` gives whole weights, as `run.state_dict` does.
+        """
+        return Average(self._session, model, decay, name)
 
     def epochs(self, count: int | None = None) -> Iterator[int]:
         """The numbers of the epochs to do, up to `count` in all: a resumed run goes on where it stopped.
@@ -262,8 +275,9 @@ class Run:
         self._session.writer.write(Metric(step=at, epoch=self.epoch, values=numbers))
         if self._session.dry is not None:
             self._session.dry.metrics |= numbers
-        for tracker in self._trackers:
-            tracker.log(numbers, at)
+        self._trackers.log(numbers, at)
+        if self._session.checkpoints.monitor is not None:
+            self._session.checkpoints.monitor.note(numbers, self.step)
 
     def print(self, *values: Any, all_ranks: bool = False, **keywords: Any) -> None:
         """`print` on the main rank, or on all ranks with the rank in front (each into its own log or terminal)."""
@@ -285,7 +299,8 @@ class Run:
     def resume(self, path: str | Path | None = None) -> int | None:
         """Load this run's newest checkpoint, another run directory's, or one `checkpoints/<step>`; all ranks call it.
 
-        A run started with `--resume` does this by itself before its first epoch.
+        A run started with `--resume` does this by itself before its first epoch. `"best"` is this run's best by the
+        setting `checkpoint.monitor`.
 
         Returns:
             The step that was loaded, or None if this run has no checkpoint.
@@ -295,6 +310,25 @@ class Run:
         """
         return self._saver.resume(path)
 
+    @property
+    def best_checkpoint(self) -> Path | None:
+        """The best one by the setting `checkpoint.monitor`, or None. Not collective; rank 0's view is what counts."""
+        monitor = self._session.checkpoints.monitor
+        return next(iter(monitor.best()), None) if monitor is not None else None
+
+    def register(self, name: str, thing: _T, optional: bool = False) -> _T:
+        """Put state of the script's own into checkpoints, and give it back at a resume; returns `thing`. All ranks call
+        it, before `resume` and the first loop.
+
+        Args:
+            name: a name of its own, the same in later runs.
+            thing: something with `state_dict` and `load_state_dict`, or a container (a dict, say) of plain values and
+                tensors, which is saved by value and restored in place. What isn't sharded is rank 0's, on all ranks.
+            optional: a checkpoint without it (from before it was registered) can be loaded, and leaves it as it is.
+        """
+        register(self._session, name, thing, optional)
+        return thing
+
     # The end.
 
     def close(self, exception: BaseException | None = None) -> None:
@@ -302,24 +336,22 @@ class Run:
         if self._closed:
             return
         self._closed = True
-        session = self._session
-        seconds = time.perf_counter() - self._begin
         if isinstance(exception, SystemExit) and not exception.code:
             exception = None
-        reason = "" if exception is None else headline(exception)
-        session.progress.stop()
-        if exception is None:
-            self._saver.save_if_due()
-        self._saver.end_dry(failed=exception is not None)
-        for tracker in self._trackers:
-            tracker.close()
-        session.measure.close(session.step, failed=exception is not None)
-        session.writer.write(Exit(session.step, seconds, reason, session.dry is not None))
-        session.writer.close()
-        how, why = ("failed", f": {reason}") if reason else ("done", "")
-        log.info("rank %d %s after %.1f s, step %d%s", self.rank, how, seconds, session.step, why)
-        session.strategy.teardown(failed=exception is not None)
-        self._on_close()
+        failure = exception
+        try:
+            if exception is None:
+                self._saver.save_if_due()
+                self._saver.check_monitor()
+            self._saver.end_dry(failed=exception is not None)
+        except BaseException as error:
+            failure = failure or error
+            raise
+        finally:
+            try:
+                end(self._session, self._trackers, time.perf_counter() - self._begin, failure)
+            finally:
+                self._on_close()
 
     def __enter__(self) -> Run:
         return self
@@ -328,11 +360,6 @@ class Run:
         self, kind: type[BaseException] | None, exception: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close(exception)
-
-    def _tracker(self, name: str) -> Tracker:
-        tracker: Tracker = registry.load("tracker", registry.TRACKERS, name)()
-        tracker.start(self.run_dir, self.config.model_dump(mode="json"))
-        return tracker
 
 
 def _number(name: str, value: Any) -> float | int:

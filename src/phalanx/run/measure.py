@@ -71,11 +71,13 @@ class Measure:
         self._writer.write(Peak(step=step, device=device, host=host))
 
     def close(self, step: int, failed: bool) -> None:
-        if not failed:  # a GPU that failed can't be waited for
-            self.window.close()
-        if self._sampler is not None:
-            self._sampler.close()
-        self.peak(step)
+        try:
+            if not failed:  # a GPU that failed can't be waited for
+                self.window.close()
+        finally:
+            if self._sampler is not None:
+                self._sampler.close()
+            self.peak(step)
 
 
 def _host() -> float:

@@ -13,6 +13,7 @@ from ..data.loader import PreparedLoader, prepare_loader
 from ..errors import UsageError
 from ..strategies.base import parameters_of
 from .batchnorm import synchronised
+from .carried import Carried, put, take
 from .precision import DTYPES, AutocastForward
 from .proxies import OptimizerProxy, SchedulerProxy
 from .seeding import seed_rank
@@ -27,6 +28,7 @@ def prepare(session: Session, things: tuple[Any, ...]) -> Any:
     order = (_is_model, _is_optimizer, _is_scheduler, _is_loader)  # each needs the ones before it
     prepared: dict[int, Any] = {}
     moved: _Moved = {}
+    state: dict[int, Carried | None] = {}
     training = any(_is_optimizer(thing) for thing in things)
     first = not session.models
     for is_kind in order:
@@ -36,13 +38,19 @@ def prepare(session: Session, things: tuple[Any, ...]) -> Any:
             if is_kind is _is_model:
                 prepared[index] = _model(session, thing, moved)
             elif is_kind is _is_optimizer:
+                fresh = not isinstance(thing, OptimizerProxy)
+                state[index] = take(thing, session.comm) if fresh else None
                 prepared[index] = _optimizer(session, thing, moved)
             elif is_kind is _is_scheduler:
                 prepared[index] = _scheduler(session, thing)
             else:
                 prepared[index] = _loader(session, thing, training)
                 training = False
+    parameters = {index: list(parameters_of(things[index])) for index in state}
     _bind(session, things, prepared)
+    for index, carried in state.items():
+        if carried is not None:
+            put(carried, session.strategy.saved_optimizer(things[index]), parameters[index])
     if first and session.models and session.comm.rank > 0:
         seed_rank(session.config.seed, session.comm.rank)  # dropout differs by rank; the weights do not
     results = tuple(prepared[index] for index in range(len(things)))
@@ -117,8 +125,6 @@ def _optimizer(session: Session, optimizer: Optimizer, moved: _Moved) -> Optimiz
                 f"{type(optimizer).__name__} holds a parameter of no prepared model: pass the model and its optimizer "
                 "to prepare() together, or build the optimizer from the prepared model"
             )
-    if any(id(p) not in known for p in optimizer.state):
-        raise UsageError(f"{type(optimizer).__name__} has stepped already: prepare it before its first step")
     trained = {known[id(p)]: None for p in parameters_of(optimizer)}
     models = [strategy.unwrap(model) for model in trained]
     proxy = OptimizerProxy(optimizer, session.gradients, session.config.lr_scaling, models)

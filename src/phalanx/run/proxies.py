@@ -30,6 +30,7 @@ class OptimizerProxy(Optimizer):
         self._factor = learning_rate_factor(scaling, gradients.world_size)
         self._steps = 0
         self.skipped = False  # fp16: whether the last step met an overflow and was left out
+        self.after_step: list[Callable[[], None]] = []  # called after each step that was taken
         self._ran = False
         optimizer.register_step_post_hook(self._note)
 
@@ -105,6 +106,9 @@ class OptimizerProxy(Optimizer):
             result = self._scaled_step(factor, closure)
         self.skipped = not self._ran
         self._steps += self._ran
+        if self._ran and self.after_step:
+            for follow in self.after_step:
+                follow()
         return result
 
     def _scaled_step(self, factor: float, closure: Callable[[], Any] | None) -> Any:

@@ -14,7 +14,7 @@ from ..checkpoint.amend import ended as epoch_ended
 from ..checkpoint.amend import set_ended
 from ..checkpoint.manager import Manager
 from ..comm import naming
-from ..errors import CheckpointError
+from ..errors import CheckpointError, UsageError
 from ..records import Checkpoint, Resume
 from .seeding import rng_state, seed_rank, set_rng_state
 from .session import Session
@@ -34,6 +34,8 @@ class Saver:
     def save(self, ended: bool | None = None) -> Path:
         """Save now; the caller knows that no gradient is half accumulated, and perhaps if its epoch has ended."""
         session = self._session
+        if session.averaged is not None:
+            raise UsageError("run.save() inside ema.applied() would save averaged weights: call it after that")
         session.comm.meet(f"run.save() or a checkpoint at step {session.step}")
         if session.dry is not None and session.dry.saved is not None:
             session.save_asked = False
@@ -94,6 +96,7 @@ class Saver:
 
     def resume_if_asked(self) -> None:
         """Go on from this run's newest checkpoint, if the run was resumed or restarted."""
+        self._session.begun = True
         if self._looked:
             return
         self._looked = True
@@ -103,8 +106,11 @@ class Saver:
     @naming("run.resume()")
     def resume(self, path: str | Path | None) -> int | None:
         """Load from this run, another run's directory or one checkpoint; the step, or None without any."""
-        self._looked = True
         session = self._session
+        if session.averaged is not None:
+            raise UsageError("run.resume() inside ema.applied(): call it before that")
+        self._looked = True
+        session.begun = True
         session.comm.meet("run.resume()")
         manager, single = self._source(path)
         if single is not None:
@@ -123,6 +129,8 @@ class Saver:
         for proxy, steps in zip(session.optimizers, progress["optimizer_steps"], strict=True):
             proxy.steps = steps
         session.gradients.weights.reference = progress.get("weights_reference", 1.0)
+        if manager.monitor is not None and session.comm.rank == 0:
+            manager.monitor.committed(where)
         session.writer.write(Resume(step=session.step, epoch=session.epoch, path=str(where)))
         if session.comm.rank == 0:
             log.info("resumed from %s: step %d, epoch %d", where, session.step, session.epoch)
@@ -147,6 +155,8 @@ class Saver:
         own = self._session.checkpoints
         if path is None:
             return self._session.source or own, None
+        if path == "best":
+            return own, self._best()
         path = Path(path).expanduser().absolute()
         if (path / store.MARKER).exists() or (path / ".metadata").exists():
             problem = store.defect(path)
@@ -154,6 +164,26 @@ class Saver:
                 raise CheckpointError(f"checkpoint {path} is broken: {problem}")
             return own, path
         return Manager(own.comm, path / "checkpoints", own.keep), None
+
+    def _best(self) -> Path:
+        settings, best = self._session.config.checkpoint, self._session.checkpoints.best()
+        if settings.monitor is None:
+            raise CheckpointError('run.resume("best") needs the setting checkpoint.monitor: the name of a logged value')
+        if best is None:
+            raise CheckpointError(
+                f"no checkpoint in {self._session.checkpoints.root} was saved with a value of {settings.monitor!r}: "
+                "call run.log with it before run.save()"
+            )
+        return best
+
+    def check_monitor(self) -> None:
+        """At the end of a run: a name that nothing logs is a slip of the pen."""
+        monitor = self._session.checkpoints.monitor
+        if monitor is not None and self._session.comm.rank == 0 and not monitor.logged and not monitor.best():
+            log.warning(
+                "checkpoint.monitor=%s was never logged, so that no checkpoint was kept as the best: log it by "
+                "run.log({%r: …}) before run.save()", monitor.name, monitor.name,
+            )  # fmt: skip
 
     def _restore_rng(self, state: dict[str, Tensor] | None, step: int) -> None:
         session = self._session

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
+from ..checkpoint.best import Monitor
 from ..checkpoint.manager import Contents, Manager
 from ..comm import Comm
 from ..config import JobConfig
+from ..config.schema import CheckpointSettings
 from ..data.loader import PreparedLoader
 from ..data.passes import Whereabouts
 from ..records import RecordWriter
@@ -48,6 +51,8 @@ class Session:
     in_epoch: bool = False
     trained: bool = False  # whether the current epoch has come to the end of a `steps` loop
     save_asked: bool = False
+    begun: bool = False  # whether it has looked for a checkpoint to go on from, or would have
+    averaged: Any = None  # the average whose weights the model has now
     frozen: dict[str, nn.Parameter] = field(default_factory=dict)  # when prepared, where that is for good
     models: list[nn.Module] = field(default_factory=list)  # as given back, wrappers included
     optimizers: list[OptimizerProxy] = field(default_factory=list)
@@ -97,13 +102,19 @@ class Session:
         return rule == "rank" or comm.rank == 0 or (rule == "node" and self.strategy.topology.local_rank == 0)
 
 
+def _manager(comm: Comm, root: Path, settings: CheckpointSettings) -> Manager:
+    name = settings.monitor
+    monitor = None if name is None else Monitor(root, name, settings.mode, settings.keep_best)
+    return Manager(comm, root, settings.keep, monitor)
+
+
 def open_session(
     strategy: Strategy, config: JobConfig, run_dir: Path, writer: RecordWriter, restarted: bool, source: Path | None
 ) -> Session:
     """A session with nothing prepared yet. `source` is the run directory that a dry run goes on from."""
     comm = strategy.comm
     dry = Dry(comm, run_dir / DRY_CHECKPOINTS) if config.dry_run else None
-    checkpoints = Manager(comm, dry.root if dry else run_dir / "checkpoints", config.checkpoint.keep)
+    checkpoints = _manager(comm, dry.root if dry else run_dir / "checkpoints", config.checkpoint)
     scaler = strategy.grad_scaler() if config.precision == "fp16" else None
     return Session(
         strategy=strategy,

@@ -8,6 +8,7 @@ import os
 import platform
 import socket
 import sys
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -230,6 +231,21 @@ def _reachable(strategy: Strategy, run_dir: Path) -> None:
         )
 
 
+class _File(logging.FileHandler):
+    """A rank's log. A full disk is said once, not with each line and a traceback."""
+
+    _said = False
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        if not self._said:
+            self._said = True
+            print(f"phalanx: cannot write the log {self.baseFilename}: {sys.exc_info()[1]}", file=sys.stderr)
+
+    def close(self) -> None:
+        with suppress(OSError):  # said when it began
+            super().close()
+
+
 class _Terminal(logging.Handler):
     """Prints on the stderr of the moment: while a progress bar is drawn, it is one that prints above it."""
 
@@ -248,7 +264,7 @@ def _log_to(path: Path, main: bool) -> None:
     for handler in list(log.handlers):
         log.removeHandler(handler)
         handler.close()
-    into_file = logging.FileHandler(path, encoding="utf-8")
+    into_file = _File(path, encoding="utf-8")
     into_file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     log.addHandler(into_file)
     if main:

@@ -113,6 +113,46 @@ class Strategy:
         """Clip in place; return the total norm over all ranks before clipping."""
         return nn.utils.clip_grad_norm_([p for _, p in self.held(model)], max_norm, norm_type)
 
+    # What this rank holds of a model's weights, for those who read and write them beside the training.
+
+    def gather_done(self, model: nn.Module) -> None:
+        """Give up what the last forward has gathered, which writes to the parts would not reach."""
+        for module in self.unwrap(model).modules():
+            if callable(reshard := getattr(module, "reshard", None)) and hasattr(module, "unshard"):
+                reshard()
+
+    def part(self, parameter: nn.Parameter) -> Tensor:
+        """This rank's part of a parameter, which may be written to."""
+        data = parameter.detach()
+        local: Tensor = data.to_local() if hasattr(data, "to_local") else data
+        return local
+
+    def parts_written(self, model: nn.Module) -> None:
+        """Called after parts were written to."""
+
+    def shown(self, parameter: nn.Parameter, part: Tensor) -> Tensor:
+        """What a part like the parameter's is to a checkpoint: whole, or a DTensor."""
+        data = parameter.detach()
+        if not hasattr(data, "to_local"):
+            return part
+        from torch.distributed.tensor import DTensor
+
+        sharded: Any = data
+        return DTensor.from_local(
+            part, sharded.device_mesh, sharded.placements, run_check=False, shape=data.shape, stride=data.stride()
+        )
+
+    def whole(self, parameter: nn.Parameter, part: Tensor) -> Tensor:
+        """All ranks' parts as one tensor. Collective."""
+        shown = self.shown(parameter, part)
+        found: Tensor = shown.full_tensor() if hasattr(shown, "full_tensor") else shown
+        return found
+
+    def own_part(self, parameter: nn.Parameter, value: Tensor) -> Tensor:
+        """This rank's part of what `shown` gave."""
+        local: Tensor = value.to_local() if hasattr(value, "to_local") else value
+        return local
+
     def saved_scaler(self, scaler: Any) -> Any:
         """What has the state_dict of fp16's gradient scaler for a checkpoint."""
         return scaler

@@ -8,7 +8,8 @@ DDP; above it, ZeRO keeps gradients and state to itself, and clipping is the eng
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -47,6 +48,7 @@ class Deepspeed(ProcessGroupStrategy):
         self._engine: Any = None
         self._optimizer: Any = None
         self._groups: list[list[nn.Parameter]] = []
+        self._places: list[int] = []
         self._pending_norm: Tensor | None = None
         self._factor = 1.0
         self._scaled = False  # whether `_factor` is this step's
@@ -57,11 +59,13 @@ class Deepspeed(ProcessGroupStrategy):
         os.environ.update(self.topology.environ())
 
     def teardown(self, failed: bool) -> None:
-        if self._engine is not None and not failed:
-            self._engine.destroy()
-            if self._ours:
-                _forget_groups()
-        super().teardown(failed)
+        try:
+            if self._engine is not None and not failed:
+                self._engine.destroy()
+                if self._ours:
+                    _forget_groups()
+        finally:
+            super().teardown(failed)
 
     def grad_scaler(self) -> None:
         """fp16 is the engine's own, with a loss scale of its own."""
@@ -91,10 +95,18 @@ class Deepspeed(ProcessGroupStrategy):
         config["zero_allow_untested_optimizer"] = True  # looked at above
         config.setdefault("zero_force_ds_cpu_optimizer", False)  # the script's optimizer it is, also with offload
         config.setdefault("steps_per_print", 2**31)
-        self._groups = [list(group["params"]) for group in optimizer.param_groups]
-        self._engine, self._optimizer, _, _ = self._deepspeed.initialize(
-            model=model, optimizer=optimizer, config=config, dist_init_required=False
-        )
+        groups = list(optimizer.param_groups)
+        self._groups = [list(group["params"]) for group in groups]
+        zero = self.config.deepspeed.zero_stage > 0
+        self._places = _stepped(self._groups)
+        with _not_broadcast(p for p in model.parameters() if p.dim() == 0):
+            self._engine, self._optimizer, _, _ = self._deepspeed.initialize(
+                model=model,
+                optimizer=with_groups(optimizer, self._places) if zero else optimizer,
+                config=config,
+                dist_init_required=False,
+            )
+        optimizer.param_groups[:] = groups  # empty ones were taken out
         if self._plain:
             self._engine.enable_backward_allreduce = False  # `settle` does it, before clipping
         engine: nn.Module = self._engine
@@ -132,20 +144,30 @@ class Deepspeed(ProcessGroupStrategy):
             )
         if self.config.deepspeed.zero_stage == 0:
             return
+        self._check_shapes(model)
         left = [own[id(p)] for p in model.parameters() if p.requires_grad and id(p) not in held]
         if left:
             raise UsageError(
                 f"{', '.join(left[:3])}{', …' if len(left) > 3 else ''} of the model is trainable, but in no group of "
                 f"{type(optimizer).__name__}, which ZeRO can't have: requires_grad_(False), or give it to the optimizer"
             )
-        types = sorted({str(p.dtype) for p in model.parameters()})
-        if self.config.deepspeed.zero_stage == 3 and len(types) > 1:
+        kinds = {p.dtype: own[id(p)] for p in parameters_of(optimizer) if p.requires_grad}
+        if len(kinds) > 1:
             raise UsageError(
-                f"ZeRO stage 3 shards parameters of one type, and this model has {' and '.join(types)}: use "
-                "deepspeed.zero_stage=2 or --strategy ddp"
+                "ZeRO would keep parameters of all types as one, and the model has "
+                f"{' and '.join(f'{name} of {dtype}' for dtype, name in kinds.items())}: convert it (model.float()), "
+                "or use deepspeed.zero_stage=0"
             )
         if any(getattr(module, "sparse", False) for module in model.modules()):
             raise UsageError("ZeRO has no sparse gradients: build the embedding with sparse=False")
+
+    def _check_shapes(self, model: nn.Module) -> None:
+        flat = [name for name, p in model.named_parameters() if p.dim() == 0]
+        if flat and self.config.deepspeed.zero_stage == 3:
+            raise UsageError(
+                f"ZeRO stage 3 can't shard {flat[0]}, a parameter of no dimension: give it one "
+                "(nn.Parameter(torch.tensor([0.5]))), or use deepspeed.zero_stage 0 to 2"
+            )
 
     def check_new_group(self) -> None:
         raise UsageError(
@@ -178,7 +200,31 @@ class Deepspeed(ProcessGroupStrategy):
             return optimizer
         from .zero_state import ZeroOptimizer
 
-        return ZeroOptimizer(optimizer, self._optimizer, self._groups)
+        return ZeroOptimizer(optimizer, self._optimizer, self._groups, self._places)
+
+    def part(self, parameter: nn.Parameter) -> Tensor:
+        own: Any = getattr(parameter, "ds_tensor", None)  # stage 3's
+        return super().part(parameter) if own is None else own.data
+
+    def parts_written(self, model: nn.Module) -> None:
+        kept = getattr(self._optimizer, "persistent_parameters", [])
+        if kept:  # small ones stay gathered: they are gathered anew
+            kept[0].partition(kept)
+            kept[0].all_gather(kept)
+
+    def shown(self, parameter: nn.Parameter, part: Tensor) -> Tensor:
+        own: Any = parameter
+        if not hasattr(own, "ds_tensor"):
+            return super().shown(parameter, part)
+        parts = torch.cat(self.comm.all_gather(part))
+        return parts[: own.ds_numel].view(own.ds_shape)
+
+    def own_part(self, parameter: nn.Parameter, value: Tensor) -> Tensor:
+        if not hasattr(parameter, "ds_tensor"):
+            return super().own_part(parameter, value)
+        from .zero_state import own_part
+
+        return own_part(parameter, value)
 
     def backward(self, loss: Tensor) -> None:
         if self._engine is None:
@@ -251,6 +297,7 @@ class Deepspeed(ProcessGroupStrategy):
         if self._factor != 1.0:  # ZeRO divides by the loss scale as late as it can
             zero.loss_scaler.cur_scale /= self._factor
         self._engine.step()
+        optimizer._opt_called = True  # type: ignore[attr-defined]  # by which schedulers know, as ZeRO steps a twin
         if self._factor != 1.0:
             zero.loss_scaler.cur_scale *= self._factor
         if self._pending_norm is not None:
@@ -276,6 +323,35 @@ class Deepspeed(ProcessGroupStrategy):
             self._optimizer.clip_grad, self._engine.enable_backward_allreduce = 0.0, True
             if vars(self._optimizer).pop(_FINALIZE, None):
                 self._optimizer.set_gradient_accumulation_boundary(False)
+
+
+@contextmanager
+def _not_broadcast(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
+    """`wrap` has broadcast them; DeepSpeed's own broadcast fails without a dimension, and leaves out what is marked."""
+    marked = list(parameters)
+    for parameter in marked:
+        parameter.ds_optim_param = True  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        for parameter in marked:
+            del parameter.ds_optim_param  # type: ignore[attr-defined]
+
+
+def _stepped(groups: list[list[nn.Parameter]]) -> list[int]:
+    """The places of those groups in which ZeRO has something to step: it fails at others."""
+    places = [at for at, group in enumerate(groups) if any(p.requires_grad and p.numel() for p in group)]
+    if not places:
+        raise UsageError("the optimizer holds no trainable parameter: give it one before prepare()")
+    return places
+
+
+def with_groups(optimizer: Optimizer, places: list[int]) -> Optimizer:
+    """A twin of the optimizer that sees some of its groups only, and shares these, all state and hooks with it."""
+    twin = object.__new__(type(optimizer))
+    vars(twin).update({key: value for key, value in vars(optimizer).items() if key != "step"})  # schedulers' own
+    twin.param_groups = [optimizer.param_groups[at] for at in places]
+    return twin
 
 
 def _nothing() -> None:

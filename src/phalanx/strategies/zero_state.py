@@ -21,6 +21,8 @@ from deepspeed.utils import (
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+_COUNTS = ("step", "mu_product", "eta", "mu")  # state of torch's optimizers that is one number for a parameter
+
 
 def _sharded(parameter: nn.Parameter) -> bool:
     """Whether stage 3 has taken the weights away."""
@@ -31,7 +33,7 @@ def _shape(parameter: nn.Parameter) -> torch.Size:
     return torch.Size(getattr(parameter, "ds_shape", parameter.shape))
 
 
-def _own_part(parameter: nn.Parameter, value: Tensor) -> Tensor:
+def own_part(parameter: nn.Parameter, value: Tensor) -> Tensor:
     """This rank's part at stage 3, where the last one is filled up with zeros."""
     own: Any = parameter
     size = int(own.ds_tensor.ds_numel)
@@ -56,7 +58,7 @@ def _set_weights(parameter: nn.Parameter, value: Tensor) -> None:
     with torch.no_grad(), together:
         parameter.data.copy_(value.view(parameter.shape))
     if _sharded(parameter) and parameter.requires_grad:
-        safe_set_local_fp32_param(parameter, _own_part(parameter, value))
+        safe_set_local_fp32_param(parameter, own_part(parameter, value))
     else:
         safe_set_full_fp32_param(parameter, value.to(parameter.device))
 
@@ -104,13 +106,15 @@ class ZeroModel:
 class ZeroOptimizer:
     """The script's optimizer with the groups and state that it has without ZeRO.
 
-    `zero` is ZeRO's optimizer around it, `groups` the parameters of each group before ZeRO flattened them.
+    `zero` is ZeRO's optimizer around it, `groups` the parameters of each group before ZeRO flattened them, `places` the
+    groups that ZeRO has: not those without a trainable parameter.
     """
 
-    def __init__(self, optimizer: Optimizer, zero: Any, groups: list[list[nn.Parameter]]) -> None:
+    def __init__(self, optimizer: Optimizer, zero: Any, groups: list[list[nn.Parameter]], places: list[int]) -> None:
         self.inner = optimizer
         self._zero = zero
         self._groups = groups
+        self._places = places
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -122,30 +126,32 @@ class ZeroOptimizer:
         self._link()
         found: dict[nn.Parameter, dict[str, Any]] = {}
         for parameters, flats in zip(self._groups, self._flats(), strict=True):
-            sample = self.inner.state.get(flats[0], {})
-            for parameter in (p for p in parameters if sample and p.requires_grad):
+            sample = self.inner.state.get(flats[0], {}) if flats else {}
+            for parameter in (p for p in parameters if sample and p.requires_grad and _shape(p).numel()):
                 found[parameter] = {key: _entry(parameter, flats[0], key, value) for key, value in sample.items()}
         return found
 
     def _flats(self) -> list[list[Tensor]]:
         """The flat pieces that this rank's optimizer steps, group by group."""
         zero = self._zero
-        if not hasattr(zero, "fp32_partitioned_groups_flat"):
-            return [[flat] for flat in zero.single_partition_of_fp32_groups]
         flats: list[list[Tensor]] = [[] for _ in self._groups]
-        for at, flat in enumerate(zero.fp32_partitioned_groups_flat):
-            flats[zero.sub_group_to_group_id[at]].append(flat)
+        if hasattr(zero, "fp32_partitioned_groups_flat"):
+            for at, flat in enumerate(zero.fp32_partitioned_groups_flat):
+                flats[self._places[zero.sub_group_to_group_id[at]]].append(flat)
+        else:
+            for place, flat in zip(self._places, zero.single_partition_of_fp32_groups, strict=True):
+                flats[place].append(flat)
         return flats
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         for group, values in zip(self.inner.param_groups, saved["param_groups"], strict=True):
             group.update({key: value for key, value in values.items() if key != "params"})
         numbered = [parameter for group in self._groups for parameter in group]
-        states = {numbered[at]: state for at, state in saved["state"].items()}
+        states = {numbered[at]: state for at, state in saved["state"].items() if numbered[at].requires_grad}
         self._make_room(states)
         for parameter, state in states.items():
             for key, value in state.items():
-                if isinstance(value, Tensor) and value.shape == _shape(parameter) and value.dim() > 0:
+                if _is_whole(key, value, _shape(parameter)):
                     _set_entry(parameter, key, value)
 
     def _make_room(self, states: Mapping[nn.Parameter, Mapping[str, Any]]) -> None:
@@ -155,7 +161,7 @@ class ZeroOptimizer:
             shape = _shape(next(p for p in parameters if p in states)) if sample else None
             for flat in flats:
                 self.inner.state[flat] = {
-                    key: torch.zeros_like(flat) if _is_whole(value, shape) else _copied(value)
+                    key: torch.zeros_like(flat) if _is_whole(key, value, shape) else _copied(value)
                     for key, value in sample.items()
                 }
         self._link()
@@ -168,8 +174,9 @@ class ZeroOptimizer:
             self._zero._lazy_init_hp_params_optimizer_state()
 
 
-def _is_whole(value: Any, shape: torch.Size | None) -> bool:
-    return isinstance(value, Tensor) and value.dim() > 0 and value.shape == shape
+def _is_whole(key: str, value: Any, shape: torch.Size | None) -> bool:
+    """Whether it has an element for each of the parameter's, which may itself be of no dimension."""
+    return isinstance(value, Tensor) and value.shape == shape and (value.dim() > 0 or key not in _COUNTS)
 
 
 def _copied(value: Any) -> Any:
@@ -184,7 +191,9 @@ def _entry(parameter: nn.Parameter, flat: Tensor, key: str, value: Any) -> Any:
 
 
 def _set_entry(parameter: nn.Parameter, key: str, value: Tensor) -> None:
+    if not value.numel():
+        return  # ZeRO has no such parameter
     if _sharded(parameter):
-        safe_set_local_optimizer_state(parameter, _own_part(parameter, value), key)
+        safe_set_local_optimizer_state(parameter, own_part(parameter, value), key)
     else:
         safe_set_full_optimizer_state(parameter, value.to(parameter.device), key)
