@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
 import phalanx
-from phalanx.errors import UsageError
+from phalanx.errors import DataError, UsageError
 from tests.dist.harness import run_ranks
 
 pytestmark = pytest.mark.slow
@@ -64,9 +64,7 @@ def all_of(accumulate: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("world_size", "accumulate"), [(1, 4), (2, 2)])
-def test_a_mean_over_all_samples_or_a_question(
-    tmp_path: Path, world_size: int, accumulate: int
-) -> None:
+def test_a_mean_over_all_samples_or_a_question(tmp_path: Path, world_size: int, accumulate: int) -> None:
     """Batches of 4, 4, 4 and 1 samples that are 4, 4, 4 and 1: (3·4·4 + 1·1)/13 = 49/13."""
     for found in run_ranks(all_of, world_size, accumulate, folder=tmp_path):
         for name in ("edges weighted", "images weighted", "rows", "rows weighted"):
@@ -84,3 +82,29 @@ def test_one_batch_a_step_on_one_rank_needs_no_number(tmp_path: Path) -> None:
     """Steps of lr 1 with gradients 4, 4, 4 and 1."""
     (found,) = run_ranks(one_at_a_time, 1, folder=tmp_path)
     assert found == pytest.approx(-13.0)
+
+
+def one_rank_knows() -> tuple[str, str]:
+    """Batches of two samples look sure, those of four don't; and an evaluation in which rank 1 runs out."""
+    said = []
+    with phalanx.init(progress=False) as run:
+        model = nn.Linear(1, 1)
+        model, optimizer = run.prepare(model, torch.optim.SGD(model.parameters(), 1.0))
+        training, uneven = (run.prepare(DataLoader(Graphs(sizes, "edges"), None)) for sizes in ((2, 4), (4, 4, 4)))
+        for loop, error_type in ((run.steps(training), UsageError), (run.evaluate(uneven), DataError)):
+            try:
+                for batch in loop:
+                    loss = model(batch["y"]).mean()
+                    if loss.requires_grad:
+                        run.backward(loss)
+            except error_type as error:
+                said.append(str(error))
+                loop.close()
+        optimizer.zero_grad()
+    return tuple(said)
+
+
+def test_all_ranks_hear_of_one_ranks_doubt(tmp_path: Path) -> None:
+    for training, evaluation in run_ranks(one_rank_knows, 2, folder=tmp_path, timeout=60):
+        assert "weight=…" in training
+        assert "even=False" in evaluation

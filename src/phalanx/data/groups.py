@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple, Protocol
 
+from ..errors import DataError
 from .batch import zero_rows
-from .empty import emptied
+from .empty import ADVICE, emptied
 from .order import Deal
 
 
@@ -169,17 +170,35 @@ def agreed_groups(
         if fetched:
             last = fetched[-1]
         counts = [one.samples for one in fetched] + [0] * (accumulate - len(fetched))
-        table = peers.counts([len(fetched), int(last is not None), *counts])
+        doubt = next((one.doubt for one in fetched if one.doubt), "")
+        table = peers.counts([len(fetched), int(last is not None), bool(doubt), *counts])
         size = max(row[0] for row in table)
         if size == 0:
             return
+        if not doubt and any(row[2] for row in table):
+            doubt = "another rank's batch of this step doesn't"
         last = _borrowed(peers, [bool(row[1]) for row in table], last)
-        totals = [sum(row[2 + number] for row in table) for number in range(size)]
+        totals = [sum(row[3 + number] for row in table) for number in range(size)]
         seen, taken = seen + size, taken + sum(totals)
-        micros = _agreed_micros(fetched, totals, last, train)
+        uneven = any(row[0] < size for row in table)
+        rest = last.batch if train or not uneven else _nothing(peers, last, len(fetched) < size)
+        micros = _agreed_micros(fetched, totals, rest, doubt)
         yield Group(sum(totals), size, micros, consumed(seen, taken), done + seen)
         if size < accumulate:
             return
+
+
+def _nothing(peers: Peers, last: Fetched, wanted: bool) -> Any:
+    """A batch of no samples, where one is wanted. All ranks call it, so that all hear of one that can't be made."""
+    batch, problem = None, None
+    if wanted:
+        try:
+            batch = zero_rows(last.batch) if last.plain else emptied(last.batch, last.samples if last.known else None)
+        except DataError as error:
+            problem = error
+    if any(failed for (failed,) in peers.counts([int(problem is not None)])):
+        raise problem or DataError(f"another rank has run out of data, and has no batch of none: {ADVICE}")
+    return batch
 
 
 def _borrowed(peers: Peers, have: list[bool], last: Any) -> Any:
@@ -190,16 +209,9 @@ def _borrowed(peers: Peers, have: list[bool], last: Any) -> Any:
     return lent if last is None else last
 
 
-def _agreed_micros(fetched: list[Fetched], totals: list[int], last: Any, train: bool) -> Iterator[Micro]:
+def _agreed_micros(fetched: list[Fetched], totals: list[int], rest: Any, doubt: str) -> Iterator[Micro]:
     for number, total in enumerate(totals):
         if number < len(fetched):
-            one = fetched[number]
-            yield Micro(one.batch, one.samples, total, one.doubt)
+            yield Micro(fetched[number].batch, fetched[number].samples, total, doubt)
         else:
-            yield Micro(last.batch if train else _emptied(last), 0, total)
-
-
-def _emptied(last: Fetched) -> Any:
-    if last.plain:
-        return zero_rows(last.batch)
-    return emptied(last.batch, last.samples if last.known else None)
+            yield Micro(rest, 0, total, doubt)
