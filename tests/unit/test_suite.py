@@ -1,0 +1,110 @@
+"""The documented commands run every test that stands in a file.
+
+pytest leaves out silently what its settings or names don't match. So what stands in the files is read here without
+pytest, and compared with what the commands of the Makefile, CONTRIBUTING.md and docs/testing.md would run.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import shlex
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from phalanx.testing.pairing import KINDS
+
+ROOT = Path(__file__).parents[2]
+TESTS = ROOT / "tests"
+NO_SOURCES = {"build", "dist", "runs"}  # of the project's own folders
+Named = tuple[str, str]  # a file, and `function` or `Class::function` in it
+
+
+def commands() -> list[list[str]]:
+    """The arguments that `make test`, a machine with GPUs and `phalanx test` give to pytest."""
+    ranks = shlex.split(documented("docs/testing.md", r"^    phalanx test .* -- (tests/.*)$"))
+    return [
+        shlex.split(documented("Makefile", r"^test:.*\n\t.*-m pytest (.*)$")),
+        shlex.split(documented("CONTRIBUTING.md", r"`python -m pytest (-m gpu)`")),
+        *([*ranks, "-m", kind] for kind in KINDS),
+    ]
+
+
+def documented(file: str, pattern: str) -> str:
+    found = re.search(pattern, (ROOT / file).read_text(), re.MULTILINE)
+    assert found, f"the command in {file} has another form now: read it here as it is"
+    return found[1]
+
+
+def own_files(pattern: str) -> Iterator[Path]:
+    """Those on disk, whether git knows them or not."""
+    for top in ROOT.iterdir():
+        if top.is_dir() and not top.name.startswith(".") and top.name not in NO_SOURCES:
+            yield from top.rglob(pattern)
+
+
+def definitions(parent: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef]:
+    """What a module or class defines, in its branches too, but not inside functions."""
+    for node in ast.iter_child_nodes(parent):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node
+        elif isinstance(node, ast.stmt | ast.excepthandler | ast.match_case):
+            yield from definitions(node)
+
+
+def written(path: Path) -> Iterator[Named]:
+    """The tests of one file, in any class."""
+    name = path.relative_to(ROOT).as_posix()
+    for node in definitions(ast.parse(path.read_text())):
+        if isinstance(node, ast.ClassDef):
+            inner = [each.name for each in definitions(node)]
+            yield from ((name, f"{node.name}::{test}") for test in inner if test.startswith("test"))
+        elif node.name.startswith("test"):
+            yield name, node.name
+
+
+@pytest.fixture(scope="module")
+def collected() -> list[dict[str, list[str]]]:
+    words = [sys.executable, "-m", "tests.collected", *map(json.dumps, commands())]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)
+
+
+def test_every_test_that_is_written_is_run_by_a_documented_command(collected: list[dict[str, list[str]]]) -> None:
+    assert not [one for each in collected for one in each["failed"]]
+    run = {tuple(test.partition("[")[0].split("::", 1)) for each in collected for test in each["tests"]}
+    skipped = {file for each in collected for file in each["skipped"]}  # they say what is missing here
+    tests = [test for path in TESTS.rglob("*.py") for test in written(path)]
+    assert len(tests) > 1000, "hardly any test was read from the files"
+    assert sorted(test for test in {*tests} - run if test[0] not in skipped) == []
+    files = {path.relative_to(ROOT).as_posix() for path in TESTS.rglob("test_*.py")}
+    assert sorted(files - {file for file, _ in run} - skipped) == [], "files of which no test is run"
+
+
+def test_no_test_hides_another_of_its_name() -> None:
+    counts = Counter(test for path in TESTS.rglob("*.py") for test in written(path))
+    assert [test for test, count in counts.items() if count > 1] == []
+
+
+def test_tests_stand_in_the_folder_for_them() -> None:
+    names = [*own_files("test_*.py"), *own_files("*_test.py"), *ROOT.glob("test_*.py"), *ROOT.glob("*_test.py")]
+    assert [path for path in names if TESTS not in path.parents or not path.name.startswith("test_")] == []
+
+
+def test_a_function_of_a_test_file_that_nothing_uses_is_a_misnamed_test() -> None:
+    unused = []
+    for path in TESTS.rglob("test_*.py"):
+        tree = ast.parse(path.read_text())
+        names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+        names |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+        for node in definitions(tree):
+            fixture = any("fixture" in ast.unparse(each) for each in node.decorator_list)
+            if not (node.name.lower().startswith(("test", "pytest_")) or node.name in names or fixture):
+                unused.append(f"{path.name}: {node.name}")
+    assert unused == []
