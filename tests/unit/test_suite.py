@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -108,3 +109,42 @@ def test_a_function_of_a_test_file_that_nothing_uses_is_a_misnamed_test() -> Non
             if not (node.name.lower().startswith(("test", "pytest_")) or node.name in names or fixture):
                 unused.append(f"{path.name}: {node.name}")
     assert unused == []
+
+
+# What clusters, launches, terminals and users set: a task of a step of 8, in a job, with threads, proxies and settings.
+AROUND = """
+OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 GOMP_CPU_AFFINITY=0 CUDA_VISIBLE_DEVICES=0,1,2,3 ROCR_VISIBLE_DEVICES=0
+SLURM_JOB_ID=42 SLURM_JOBID=42 SLURM_JOB_NAME=sh SLURM_NNODES=2 SLURM_JOB_NUM_NODES=2 SLURM_NTASKS=8 SLURM_NPROCS=8
+SLURM_NTASKS_PER_NODE=4 SLURM_TASKS_PER_NODE=4(x2) SLURM_CPUS_PER_TASK=4 SLURM_CPUS_ON_NODE=16 SLURM_GPUS_ON_NODE=4
+SLURM_JOB_CPUS_PER_NODE=16(x2) SLURM_JOB_NODELIST=n[1-2] SLURM_NODELIST=n[1-2] SLURM_CLUSTER_NAME=c SLURM_CONF=/no/conf
+SLURM_EXPORT_ENV=NONE SLURM_STEP_ID=0 SLURM_STEPID=0 SLURM_PROCID=3 SLURM_LOCALID=3 SLURM_NODEID=0 SLURMD_NODENAME=n1
+SLURM_STEP_NUM_TASKS=8 SLURM_STEP_NUM_NODES=2 SLURM_STEP_NODELIST=n[1-2] SLURM_STEP_TASKS_PER_NODE=4(x2)
+SLURM_RESTART_COUNT=1 SLURM_ARRAY_JOB_ID=40 SLURM_ARRAY_TASK_ID=2 SLURM_TIME_FORMAT=relative SBATCH_ACCOUNT=other
+SBATCH_EXPORT=NONE SRUN_CPUS_PER_TASK=4 SALLOC_ACCOUNT=x SQUEUE_FORMAT=%i SINFO_FORMAT=%n SACCT_FORMAT=JobID
+RANK=3 WORLD_SIZE=8 LOCAL_RANK=3 LOCAL_WORLD_SIZE=4 GROUP_RANK=0 MASTER_ADDR=n1 MASTER_PORT=29500
+TORCHELASTIC_RUN_ID=x PMI_RANK=3 PMI_SIZE=8 PMIX_RANK=3 OMPI_COMM_WORLD_RANK=3 OMPI_COMM_WORLD_SIZE=8
+OMPI_COMM_WORLD_LOCAL_RANK=3 MPI_LOCALRANKID=3 HOROVOD_RANK=3 HOROVOD_SIZE=8 RAY_ADDRESS=n1:6379 DS_ACCELERATOR=cuda
+PHALANX_STRATEGY=fsdp PHALANX_SEED=7 PHALANX_RUN_DIR=/no/run PHALANX_SITE=/no/site.yaml PHALANX_RANK=5 PHALANX_TYPO=1
+PHALANX_WORLD_SIZE=9 USE_CONTAINER=1 APPTAINER_BIND=/x SINGULARITY_BIND=/x GLOO_SOCKET_IFNAME=ib0
+NO_COLOR=1 FORCE_COLOR=1 COLUMNS=40 LINES=10 TERM=dumb LC_ALL=C LANG=de_DE.UTF-8 TZ=Asia/Tokyo PYTHONIOENCODING=latin-1
+PYTHONWARNINGS=default LOADEDMODULES=GCC/12:CUDA/12 LMOD_CMD=/x MODULESHOME=/y VIRTUAL_ENV=/no/venv CONDA_PREFIX=/no
+PIP_USER=1 PIP_REQUIRE_VIRTUALENV=1 MPLBACKEND=TkAgg GIT_DIR=/no/git GIT_WORK_TREE=/no
+http_proxy=http://127.0.0.1:9 https_proxy=http://127.0.0.1:9 HTTP_PROXY=http://127.0.0.1:9 all_proxy=http://127.0.0.1:9
+"""
+SOME = ("test_cli", "test_plan", "test_topology", "test_test_sites", "test_config_command", "test_slurm_builder")
+
+
+def test_what_is_set_around_the_suite_changes_nothing(tmp_path: Path) -> None:
+    """Where an environment is set for all tests, those that print plans, write scripts and start processes pass."""
+    settings, scratch = tmp_path / "xdg", tmp_path / "job 42"
+    (settings / "phalanx").mkdir(parents=True)
+    (settings / "phalanx/config.yaml").write_text("strategy: fsdp\nnodes: 5\n")
+    scratch.mkdir()
+    environ = {**os.environ, **dict(word.split("=", 1) for word in AROUND.split())}
+    environ |= {"TMPDIR": str(scratch), "XDG_CONFIG_HOME": str(settings)}
+    del environ["HOME"]
+    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    done = subprocess.run(
+        [*words, *(f"tests/unit/{name}.py" for name in SOME)], cwd=ROOT, env=environ, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout

@@ -25,8 +25,13 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", f"{name}: {text}")
 
 
+def asks_for_ranks(config: pytest.Config) -> bool:
+    """Whether -m names `hpc` or a kind of distributed tests."""
+    return _ASKED.search(config.getoption("markexpr", "") or "") is not None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if _ASKED.search(config.getoption("markexpr", "") or ""):
+    if asks_for_ranks(config):
         return
     left_out = [item for item in items if item.get_closest_marker("hpc")]
     if left_out:
