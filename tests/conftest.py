@@ -13,9 +13,10 @@ import pytest
 
 from phalanx.testing.plugin import asks_for_ranks
 
-from . import environment
+from . import environment, leftovers
 
 _RANKS = pytest.StashKey[bool]()
+_LEFT = pytest.StashKey[list[str]]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -27,7 +28,7 @@ def pytest_configure(config: pytest.Config) -> None:
     tempfile.gettempdir()  # looked up now, so that the tests' own folders are where TMPDIR says
     folder = tempfile.TemporaryDirectory(prefix="phalanx-tests-")
     config.add_cleanup(folder.cleanup)
-    _replace(environment.known(os.environ, Path(folder.name)))
+    _replace(environment.known(os.environ, Path(folder.name)) | {leftovers.MARK: str(os.getpid())})
     _heed_signals()
 
 
@@ -63,3 +64,17 @@ def _own_environment(request: pytest.FixtureRequest) -> Iterator[None]:
         with contextlib.suppress(KeyError):
             before["PYTEST_CURRENT_TEST"] = os.environ["PYTEST_CURRENT_TEST"]
         _replace(before)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Processes that tests left are ended, and fail the run."""
+    if session.config.stash[_RANKS] or not Path("/proc/self/environ").exists():
+        return
+    left = session.config.stash[_LEFT] = leftovers.end(str(os.getpid()), patience=10)
+    if left and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    for line in config.stash.get(_LEFT, []):
+        terminalreporter.line(f"a process was left, and is ended now: {line}", red=True)

@@ -32,7 +32,7 @@ class Done:
 def start(*words: str, **more: Any) -> Done:
     """Run a command to its end."""
     begin = time.monotonic()
-    ended = subprocess.run(words, capture_output=True, text=True, timeout=120, **more)
+    ended = subprocess.run(words, capture_output=True, text=True, timeout=240, **more)
     return Done(ended.returncode, ended.stdout, ended.stderr, time.monotonic() - begin)
 
 

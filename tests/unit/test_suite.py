@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 
 from phalanx.testing.pairing import KINDS
+from tests import leftovers
 
 ROOT = Path(__file__).parents[2]
 TESTS = ROOT / "tests"
@@ -148,3 +149,15 @@ def test_what_is_set_around_the_suite_changes_nothing(tmp_path: Path) -> None:
         [*words, *(f"tests/unit/{name}.py" for name in SOME)], cwd=ROOT, env=environ, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stdout
+
+
+def test_a_process_that_a_test_left_is_named_and_ended() -> None:
+    code = "import time; print(flush=True); time.sleep(60)"
+    environ = {**os.environ, leftovers.MARK: "another suite"}
+    with subprocess.Popen([sys.executable, "-c", code], env=environ, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        assert leftovers.found("a third suite") == {}
+        (named,) = leftovers.end("another suite", patience=0)
+        assert named.startswith(f"{process.pid}: tests/unit/test_suite.py::test_a_process_that_a_test_left")
+        assert process.wait(timeout=20) == -9
