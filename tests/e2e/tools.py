@@ -30,8 +30,9 @@ class Done:
 
 
 def start(*words: str, **more: Any) -> Done:
-    """Run a command to its end."""
+    """Run a command to its end, which is this process's at the latest."""
     begin = time.monotonic()
+    more = {"preexec_fn": ignoring(), **more}
     ended = subprocess.run(words, capture_output=True, text=True, timeout=240, **more)
     return Done(ended.returncode, ended.stdout, ended.stderr, time.monotonic() - begin)
 
