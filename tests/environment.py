@@ -7,8 +7,10 @@ process is, how many threads it has, and how it talks to its user goes.
 from __future__ import annotations
 
 import os
+import pwd
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 _FAMILIES = (
@@ -34,8 +36,15 @@ def known(environ: Mapping[str, str], folder: Path) -> dict[str, str]:
     """`environ` as tests take it; in `folder` are the user's settings, of which there are none, and a home if it is
     missing."""
     kept = {name: text for name, text in environ.items() if not (_DROPPED.match(name) or _PROXY.fullmatch(name))}
-    home = environ.get("HOME", "")
+    home = environ.get("HOME") or _account_home()
     if not os.access(home, os.W_OK):
         home = str(folder / "home")
         os.makedirs(home, exist_ok=True)
     return kept | {"HOME": home, "XDG_CONFIG_HOME": str(folder / "config"), "LANG": "C.UTF-8", "TERM": "xterm"}
+
+
+def _account_home() -> str:
+    """An account may be unknown here, as in a container."""
+    with suppress(KeyError):
+        return pwd.getpwuid(os.getuid()).pw_dir
+    return ""
