@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from phalanx.cells import NODES, RUNTIMES, TABLE, Cell
 from phalanx.registry import LAUNCHERS, STRATEGIES
 
@@ -16,6 +18,7 @@ container, as long as the image has the launcher and the engine.
 
 """
 
+# What is worth saying of a launcher beside its summary in the registry.
 LINES = {
     "python": "One process, as `python train.py` is; in a job, as the one task of a Slurm step.",
     "torchrun": "PyTorch's agent, one per node, started by srun (or mpirun); the ranks meet through the agents.",
@@ -38,10 +41,14 @@ def page() -> str:
         entries = [_entry(launcher, strategy, reasons) for strategy in STRATEGIES]
         rows.append(f"| **{launcher}** | " + " | ".join(entries) + " |")
     numbered = [f"{number}. {reason}" for number, reason in enumerate(reasons, 1)]
-    launchers = [f"- **{name}**: {LINES[name]}" for name in LAUNCHERS]
+    launchers = [f"- **{name}**: {LINES.get(name) or _sentence(entry.summary)}" for name, entry in LAUNCHERS.items()]
     strategies = [f"- **{name}**: {entry.summary}." for name, entry in STRATEGIES.items()]
     parts = [rows, numbered, ["## Launchers", "", *launchers], ["## Strategies", "", *strategies], AUTO.splitlines()]
     return HEAD + "\n\n".join("\n".join(part) for part in parts) + "\n"
+
+
+def _sentence(summary: str) -> str:
+    return f"{summary[:1].upper()}{summary[1:]}."
 
 
 def _entry(launcher: str, strategy: str, reasons: list[str]) -> str:
@@ -65,4 +72,4 @@ torchrun for ddp, fsdp and deepspeed; python for one process; horovodrun for hor
 """
 
 if __name__ == "__main__":
-    print(page(), end="")
+    sys.stdout.buffer.write(page().encode())  # as the page's file is, whatever the terminal's encoding

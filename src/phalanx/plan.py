@@ -12,7 +12,6 @@ from .config import JobConfig
 from .shell import Sh, Word, render
 
 RUN_DIR_UNKNOWN = "<run directory>"
-LOCAL_LAUNCHERS = ("python", "torchrun", "mpirun", "horovodrun", "deepspeed", "ray")
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from . import cells
 from .config import JobConfig
 from .errors import PlanError
 from .facts import Facts
-from .plan import LOCAL_LAUNCHERS, RUN_DIR_UNKNOWN, Allocation, LaunchPlan
+from .plan import RUN_DIR_UNKNOWN, Allocation, LaunchPlan
 from .program import Program
 from .registry import LAUNCHERS, load
 from .resources import Resources
@@ -99,7 +99,9 @@ def run_name(config: JobConfig, program: Program) -> str:
 
 
 def _is_local(config: JobConfig) -> bool:
-    return config.nodes == 1 and config.launcher in ("auto", *LOCAL_LAUNCHERS)
+    if config.launcher == "auto":
+        return config.nodes == 1
+    return config.nodes == 1 and load("launcher", LAUNCHERS, config.launcher).needs is None
 
 
 def _runtime(config: JobConfig) -> str:

@@ -52,7 +52,8 @@ def modules(*names: str, folder: Path = FOLDER) -> Iterator[Sequence[ModuleType]
 
 def losses(output: str) -> list[float]:
     """Of the steps that were printed, and the last one's."""
-    return [float(text) for text in re.findall(r"(?:, loss|loss of the last step) ([\d.]+)", output)]
+    pattern = r"(?:, loss|loss of the last step) ([\d.]+)"
+    return [float(number) for text in tutorial.streams(output) for number in re.findall(pattern, text)]
 
 
 def warm_epoch(run_dir: Path) -> float:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.dist.engines import needs
+from tests.e2e import tutorial
 from tests.e2e.tools import phalanx
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
@@ -19,10 +20,11 @@ WEIGHT = 2 * (1 - 0.65**2)
 
 
 def answer(output: str) -> dict[str, Any]:
-    """The one line of JSON that rank 0 prints; horovodrun puts the rank before it."""
-    (line,) = [line for line in output.splitlines() if '{"size"' in line]
-    found: dict[str, Any] = json.loads(line[line.index("{") :])
-    return found
+    """The one line of JSON that rank 0 prints, whatever launchers put around it."""
+    lines = [line for text in tutorial.streams(output) for line in text.splitlines()]
+    (found,) = [json.loads(line) for line in lines if line.startswith('{"size"')]
+    said: dict[str, Any] = found
+    return said
 
 
 @pytest.mark.parametrize("launcher", [pytest.param(name, marks=needs("horovod")) for name in ("horovodrun", "mpirun")])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from .test_engine_launchers import MPI
 from .tools import start
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
@@ -178,3 +180,40 @@ def test_plain_pytest_leaves_hpc_tests_out_and_says_how_they_run(tmp_path: Path)
     assert "2 tests marked hpc were left out: phalanx test runs them on every worker" in plain.stdout
     for markers in ("hpc", "torch_dist"):
         assert "2 passed, 1 deselected" in start(*words, "-m", markers, cwd=tmp_path).stdout
+
+
+BY_HAND = """\
+import pytest, torch
+import torch.distributed as dist
+pytestmark = pytest.mark.torch_dist
+def test_sum():
+    dist.init_process_group("gloo")
+    value = torch.tensor([dist.get_rank() + 1.0])
+    dist.all_reduce(value)
+    dist.destroy_process_group()
+    assert value.item() == 3
+"""
+
+
+@pytest.mark.skipif(shutil.which("mpirun") is None, reason="mpirun is not installed")
+def test_ranks_that_mpirun_started_by_hand_find_each_other(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(BY_HAND)
+    words = ["mpirun", "--oversubscribe", "-np", "2", sys.executable, "-m", "pytest", "-q", "-m", "torch_dist"]
+    done = start(*words, "-p", "phalanx.testing.plugin", "test_it.py", cwd=tmp_path, env={**os.environ, **MPI})
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.count("1 passed") == 2
+
+
+def test_tests_for_ranks_in_one_process_name_the_command(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text("import pytest\n@pytest.mark.torch_dist\ndef test_it(): pass\n")
+    words = [sys.executable, "-m", "pytest", "-p", "phalanx.testing.plugin", "-q", "test_it.py"]
+    advice = "ran in one process: `phalanx test -m 'torch_dist'`"
+    assert advice in start(*words, "-m", "torch_dist", cwd=tmp_path).stdout
+    done = start(*words, "-m", "torch_dist", cwd=tmp_path, env={**os.environ, "RANK": "1"})
+    assert done.returncode == 4
+    assert "RANK=1 but WORLD_SIZE is not set" in done.stderr
+    alone = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
+    done = start(*words, "-m", "torch_dist", cwd=tmp_path, env={**os.environ, **alone})
+    assert "2 ranks, but MASTER_PORT unknown: `phalanx test" in done.stdout
+    (tmp_path / "test_it.py").write_text("def test_it(): pass\n")
+    assert "phalanx test" not in start(*words, "-m", "not torch_dist", cwd=tmp_path).stdout

@@ -6,12 +6,13 @@ import platform
 import re
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.tools import alive, command, in_terminal, phalanx, read_all, run_dirs, wait_for
+from tests.e2e.tools import alive, command, ignoring, in_terminal, phalanx, read_all, run_dirs, started, wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -167,12 +168,48 @@ def test_a_signal_reaches_the_script_once_and_its_end_is_awaited(work, name):
         "time.sleep(0.5)\n"
         "print(len(got), 'then saved', flush=True)\n"
     )
-    process = subprocess.Popen(command("s.py"), stdout=subprocess.PIPE, text=True)
-    assert process.stdout.readline() == "ready\n"
-    process.send_signal(getattr(signal, name))
-    assert process.stdout.read() == "1 then saved\n"
-    process.stdout.close()
-    assert process.wait(timeout=30) == 0
+    with started(command("s.py"), stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(getattr(signal, name))
+        assert process.stdout.read() == "1 then saved\n"
+        assert process.wait(timeout=30) == 0
+
+
+@pytest.mark.parametrize(
+    ("ignored", "first"),
+    [
+        ([], ""),
+        ([signal.SIGTERM, signal.SIGINT], ""),
+        ([], "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)"),
+    ],
+    ids=["as nohup does", "more by the caller", "more by the script"],
+)
+def test_a_launch_whose_terminal_is_gone_goes_on_and_ends_with_its_command(work, ignored, first):
+    """Its ranks are ended also where they ignore the polite signal: nobody else would."""
+    (work / "s.py").write_text(first + SLEEPER % "pass")
+    quick = "import sys; from phalanx.schedulers import keeper; keeper.PATIENCE = 1; from phalanx.cli.main import main"
+    words = [sys.executable, "-c", f"{quick}; sys.exit(main(sys.argv[1:]))", "run", "--local", "s.py"]
+    process, terminal = in_terminal(words, preexec_fn=ignoring(signal.SIGHUP, *ignored))
+    try:
+        (rank,) = pids(work, 1)
+        os.close(terminal)
+        time.sleep(0.5)
+        assert process.poll() is None
+        assert alive(rank)
+    finally:
+        process.kill()
+        process.wait()
+    try:
+        wait_for(lambda: not alive(rank), 30)
+    finally:
+        if alive(rank):
+            os.kill(rank, signal.SIGKILL)
+
+
+def test_a_caller_that_ignores_the_ends_of_its_children_hides_no_failure(work):
+    (work / "s.py").write_text("raise SystemExit(7)")
+    with started(command("--local", "s.py"), signal.SIGCHLD, stderr=subprocess.DEVNULL) as process:
+        assert process.wait(timeout=60) == 7
 
 
 def test_lines_of_stdout_and_stderr_stay_in_order_where_they_share_a_stream(work):

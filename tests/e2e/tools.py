@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import pty
 import select
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,15 +30,43 @@ class Done:
 
 
 def start(*words: str, **more: Any) -> Done:
-    """Run a command to its end."""
+    """Run a command to its end, which is this process's at the latest."""
     begin = time.monotonic()
-    ended = subprocess.run(words, capture_output=True, text=True, timeout=120, **more)
+    more = {"preexec_fn": ignoring(), **more}
+    ended = subprocess.run(words, capture_output=True, text=True, timeout=240, **more)
     return Done(ended.returncode, ended.stdout, ended.stderr, time.monotonic() - begin)
 
 
 def phalanx(*words: str, **more: Any) -> Done:
     """`phalanx run` to its end."""
     return start(*command(*words), **more)
+
+
+_ENDING = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)
+_PR_SET_PDEATHSIG = 1
+
+
+def ignoring(*numbers: int) -> Callable[[], None]:
+    """For a process to be started: it ignores these signals and no other, whatever this one ignores (as a suite below
+    nohup does), and doesn't outlive it."""
+
+    def prepare() -> None:
+        for number in _ENDING:
+            signal.signal(number, signal.SIG_IGN if number in numbers else signal.SIG_DFL)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+    return prepare
+
+
+@contextlib.contextmanager
+def started(words: list[str], *ignored: int, **more: Any) -> Iterator[subprocess.Popen[Any]]:
+    """A command for as long as this lasts: it is killed if it is still there then."""
+    with subprocess.Popen(words, preexec_fn=ignoring(*ignored), **more) as process:
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                process.kill()
 
 
 def in_terminal(words: list[str], **more: Any) -> tuple[subprocess.Popen[bytes], int]:

@@ -16,12 +16,12 @@ FOLDER = Path(__file__).parents[2] / "examples/strategies"
 TEXT = (FOLDER / "README.md").read_text(encoding="utf-8")
 ENGINES = ("deepspeed", "horovod")
 _RESULT = re.compile(
-    r"^(?:\[[\d,]+\]<stdout>:)?strategy (?P<strategy>\w+), launcher (?P<launcher>\w+), (?P<ranks>\d+) ranks, "
-    r"(?P<nodes>\d+) nodes\n"
-    r"(?:\[[\d,]+\]<stdout>:)?checksum of the weights (?P<checksum>[\d.]+)\n"
-    r"(?:\[[\d,]+\]<stdout>:)?test accuracy (?P<accuracy>[\d.]+)$",
+    r"^strategy (?P<strategy>\w+), launcher (?P<launcher>\w+), (?P<ranks>\d+) ranks, (?P<nodes>\d+) nodes\n"
+    r"checksum of the weights (?P<checksum>[\d.]+)\n"
+    r"test accuracy (?P<accuracy>[\d.]+)$",
     re.MULTILINE,
 )
+_TAG = re.compile(r"(\[[\d,]+\]<std(?:out|err)>:)")  # of horovodrun, or of the mpirun that it starts
 
 
 def blocks(section: str, language: str, text: str = TEXT) -> list[str]:
@@ -48,7 +48,17 @@ def commands(section: str, text: str = TEXT) -> list[str]:
 
 def results(output: str) -> list[dict[str, str]]:
     """The last lines of each script in an output."""
-    return [found.groupdict() for found in _RESULT.finditer(output)]
+    return [found.groupdict() for text in streams(output) for found in _RESULT.finditer(text)]
+
+
+def streams(output: str) -> list[str]:
+    """What each rank wrote to each of its streams: a tag stands before every line, and before every piece of a line
+    that the launcher read by itself; pieces of other ranks may lie between."""
+    untagged, *parts = _TAG.split(output)
+    texts = {"": untagged}
+    for tag, text in zip(parts[::2], parts[1::2], strict=True):
+        texts[tag] = texts.get(tag, "") + text
+    return list(texts.values())
 
 
 def strategy_of(command: str) -> str:

@@ -14,6 +14,7 @@ from xml.etree import ElementTree
 import pytest
 
 from tests.containers import image
+from tests.e2e.test_phalanx_test import BY_HAND
 
 from .conftest import PHALANX, Cluster, User
 
@@ -181,3 +182,11 @@ def test_the_gate_says_no_before_it_builds_anything(tmp_path: Path, tag: str, ch
     ended = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
     assert ended.returncode == 1
     assert reason in ended.stderr
+
+
+def test_ranks_that_srun_started_by_hand_find_each_other(user: User) -> None:
+    (user.work / "test_it.py").write_text(BY_HAND)
+    words = [sys.executable, "-m", "pytest", "-q", "-p", "phalanx.testing.plugin", "-m", "torch_dist", "test_it.py"]
+    done = user.shell("srun", "-N2", "--ntasks-per-node=1", "-t5", *words, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("1 passed") == 2

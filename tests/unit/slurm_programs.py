@@ -30,7 +30,9 @@ class Programs:
         monkeypatch.setenv("PATH", f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}")
 
     def answer(self, name: str, out: str = "", err: str = "", code: int = 0) -> None:
-        for kind, text in (("out", out), ("err", err), ("code", str(code))):
+        """From now on. A call that comes in between fails, or has the old answer or the new one."""
+        files = [("out", out), ("err", err), ("code", str(code))]
+        for kind, text in reversed(files) if code else files:
             (self.folder / f"{name}.{kind}").write_text(text)
 
     def hang(self, name: str, seconds: float) -> None:

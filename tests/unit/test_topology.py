@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import shlex
 import subprocess
 import sys
 import time
@@ -486,7 +487,7 @@ def _in_terminal(tmp_path: Path, *shell: str, command: str) -> str:
     out = tmp_path / "out"
     code = "from phalanx.topology import Topology as T; print(T.current().world_size)"
     environ = {**os.environ, **task(0, 0, 0, SLURM_PTY_PORT="4000"), "PS1": "", "PYTHONPATH": os.pathsep.join(sys.path)}
-    script = command.format(python=f"{sys.executable} -c '{code}' > {out}")
+    script = command.format(python=shlex.join([sys.executable, "-c", code]) + f" > {shlex.quote(str(out))}")
     (tmp_path / "script.sh").write_text(script)
     pid, terminal = pty.fork()
     if pid == 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -38,6 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     2 for errors that are the user's to correct, 130 after Ctrl-C, 141 if the reader of stdout has gone.
     """
     words = list(sys.argv[1:] if argv is None else argv)
+    _hear_of_children()
     try:
         code = _dispatch(words)
         sys.stdout.flush()
@@ -50,6 +52,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+
+
+def _hear_of_children() -> None:
+    """Where our caller ignored SIGCHLD, so would we, and every process that we start would seem to end with code 0."""
+    if hasattr(signal, "SIGCHLD") and signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
 def _dispatch(words: list[str]) -> int:

@@ -21,6 +21,9 @@ class Launcher(ABC):
     agents = False
     """Whether Slurm starts one process a node, which starts the node's ranks, and not the ranks themselves."""
 
+    needs: str | None = None
+    """What its ranks can't start without, as an error names it; None if this machine alone is enough."""
+
     @abstractmethod
     def command(self, plan: LaunchPlan) -> list[Word]:
         """The words that start all ranks of `plan`; empty if no single command does."""

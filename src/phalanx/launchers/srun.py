@@ -8,6 +8,8 @@ from .base import Launcher, horovod, master, rank, srun
 
 
 class Srun(Launcher):
+    needs = "a Slurm allocation"
+
     def command(self, plan: LaunchPlan) -> list[Word]:
         return srun(plan, plan.nproc_per_node, plan.cpus_per_rank, rank(plan))
 

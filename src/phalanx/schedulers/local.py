@@ -18,7 +18,8 @@ from .. import engines, shell
 from ..config import RESERVED, Loaded, save_run_config
 from ..containers import probe
 from ..errors import MissingExtraError, PlanError
-from ..plan import LOCAL_LAUNCHERS, LaunchPlan
+from ..plan import LaunchPlan
+from ..registry import LAUNCHERS, load
 from ..rundir import DRY_CHECKPOINTS, discard, find_run_dir, mark_dry, new_run_dir, write_atomic
 from ..uses_api import check_dry_run
 from . import process, verdict
@@ -139,11 +140,12 @@ def check_place(plan: LaunchPlan) -> None:
             f"{plan.nodes} nodes were asked for, and `phalanx run` outside an allocation starts on this machine: use "
             "nodes=1, `phalanx submit`, or --jobid ID of a running job"
         )
-    if plan.launcher not in LOCAL_LAUNCHERS:
-        needs = "a Slurm allocation" if plan.launcher == "srun" else "a cluster job"
+    needs = load("launcher", LAUNCHERS, plan.launcher).needs
+    if needs is not None:
+        here = " or ".join(name for name in LAUNCHERS if load("launcher", LAUNCHERS, name).needs is None)
         raise PlanError(
             f"launcher {plan.launcher} needs {needs}, and `phalanx run` starts on this machine: "
-            f"use --launcher {' or '.join(LOCAL_LAUNCHERS)} (`phalanx plan` shows the command)"
+            f"use --launcher {here} (`phalanx plan` shows the command)"
         )
     if plan.config.master_port is not None:
         _check_port(plan.config.master_port)

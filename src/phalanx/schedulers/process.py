@@ -16,6 +16,7 @@ from pathlib import Path
 from types import FrameType
 
 from ..errors import PlanError
+from .keeper import Keeper, heed_termination
 
 KEPT = 64 * 1024  # bytes of stderr that are kept for the verdict
 PATIENCE = 5.0  # seconds between the polite and the final signal to processes without a launcher
@@ -55,9 +56,11 @@ def run(words: Sequence[str], environment: Mapping[str, str]) -> Ended:
             raise PlanError(f"cannot start {words[0]}: {error.strerror or error}") from None
         finally:
             os.close(relay.write_end)
+        keeper = Keeper(process.pid)
         relay.start()
         forward.to(process)
         returncode = process.wait()
+        keeper.done()
         if _LINUX and returncode != 0:
             _end_orphans()
         tail = relay.finish()
@@ -79,6 +82,7 @@ def _prctl(option: int, value: int) -> None:
 
 def _die_with_parent() -> None:
     """Runs in the child before exec: if we are killed outright, the launcher is told to stop."""
+    heed_termination()
     _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
