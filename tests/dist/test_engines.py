@@ -326,7 +326,7 @@ def misuse() -> dict[str, str]:
 
     def group() -> None:
         with phalanx.init(progress=False) as run:
-            model, optimizer, _ = sixteen(run, small())
+            _, optimizer, _ = sixteen(run, small())
             optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
 
     def unfrozen() -> None:

@@ -61,9 +61,7 @@ def evaluations() -> dict[str, Any]:
         train = DataLoader(list(range(8)), 2)
         val = DataLoader(Images(5), 1, collate_fn=_fields)
         graphs, even = (DataLoader(Images(n), 1, collate_fn=Graphs) for n in (5, 6))
-        model, optimizer, train, val, graphs, even = run.prepare(
-            model, optimizer, train, val, graphs, even
-        )
+        model, optimizer, train, val, graphs, even = run.prepare(model, optimizer, train, val, graphs, even)
         found["seen"] = []
         for images, targets in run.evaluate(val):
             model(images)

@@ -71,9 +71,7 @@ def assert_right(ranks: list[Any]) -> None:
 
 
 @pytest.mark.parametrize(("world_size", "most"), [(1, 12), (1, 5), (2, 4), (3, 4), (4, 2)])
-def test_any_world_size_takes_the_steps_of_one_process(
-    tmp_path: Path, world_size: int, most: int
-) -> None:
+def test_any_world_size_takes_the_steps_of_one_process(tmp_path: Path, world_size: int, most: int) -> None:
     ranks = run_ranks(train, world_size, most, folder=tmp_path)
     assert_right(ranks)
     assert [samples for *_, samples in ranks] == [12 // world_size] * world_size

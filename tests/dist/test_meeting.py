@@ -186,7 +186,9 @@ def test_of_many_ranks_the_missing_are_named(monkeypatch: pytest.MonkeyPatch, ca
     monkeypatch.setattr(meeting, "_LOOK", 0.05)
     monkeypatch.setattr(logging.getLogger("phalanx"), "propagate", True)
     store, works = HashStore(), []
-    ranks = [Meeting(store, rank, 12, lambda *row: works.append(Work(*row[:2])) or works[-1], list) for rank in range(2)]
+    ranks = [
+        Meeting(store, rank, 12, lambda *row: works.append(Work(*row[:2])) or works[-1], list) for rank in range(2)
+    ]
     other = threading.Thread(target=ranks[1].meet, args=("x",))
     other.start()
     threading.Timer(0.5, lambda: [work.done.set() for work in works]).start()
@@ -207,7 +209,7 @@ def test_a_late_rank_is_waited_for(tmp_path: Path, capfd: pytest.CaptureFixture[
     """Rank 0 says once whom it waits for, and torch's own library nothing."""
     for values, seconds in run_ranks(late, 3, 4.0, folder=tmp_path):
         assert values == [3, [0, 1, 2], 2]
-        assert 3.5 < seconds
+        assert seconds > 3.5
     (log,) = tmp_path.glob("runs/*/*/logs/0.log")
     assert log.read_text().count("s in run.reduce() for rank 2. ") == 1
     assert "c10d" not in "".join(capfd.readouterr())

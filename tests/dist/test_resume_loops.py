@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -271,10 +272,10 @@ def grown() -> None:
             train_on(size, inside, -1)
     _, at_end = train_on(12, None, 0)
     seen, _ = train_on(14, at_end, -1)
-    assert sorted(sum(seen, [])) == list(range(14))
+    assert sorted(chain.from_iterable(seen)) == list(range(14))
     _, last = train_on(12, None, 6)  # the last step of an epoch: nothing of it is left
     seen, _ = train_on(14, last, -1)
-    assert sorted(sum(seen, [])) == list(range(14))
+    assert sorted(chain.from_iterable(seen)) == list(range(14))
 
 
 def test_a_dataset_that_grew_or_shrank_is_refused_inside_a_pass(tmp_path: Path) -> None:

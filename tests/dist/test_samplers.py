@@ -36,9 +36,7 @@ def train() -> tuple[list[int], list[int], list[int], str]:
     with phalanx.init(name="sampler", progress=False) as run:
         model = nn.Linear(1, 1)
         data = DataLoader(range(11), 2, sampler=Unseeded())
-        model, optimizer, loader = run.prepare(
-            model, torch.optim.SGD(model.parameters(), 0.1), data
-        )
+        model, _, loader = run.prepare(model, torch.optim.SGD(model.parameters(), 0.1), data)
         steps = [i for x in run.steps(loader) for i in x.tolist()]
         evaluated = [i for x in run.evaluate(loader) for i in x.tolist()]
         plain = [i for x in loader for i in x.tolist()]
