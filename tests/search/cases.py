@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from importlib.util import find_spec
 from typing import Any
 
 from hypothesis import strategies as st
 
+from tests.dist.engines import engine_of
 from tests.search import values
 from tests.search.ranks import Place
 
@@ -16,9 +18,25 @@ PLACES = [
     *(Place(f"deepspeed-{stage}", size) for stage in range(4) for size in (1, 2, 4)),
     *(Place("horovod", size) for size in (1, 2, 4)),
 ]
+# What every run of the tests must have tried; `Case.dimensions` gives the names.
+REQUIRED = (
+    *("tied", "tied blocks", "shared", "frozen", "conditional", "buffers", "scalar", "double", "blocks", "exact"),
+    *("loader map", "loader dict", "loader images", "loader sampler", "loader hidden", "loader batches"),
+    *("loader stream", "loader ready", "loader graph", "uneven", "pair then", "pair zip", "accumulate", "weighted"),
+    *("optimizer sgd", "optimizer momentum", "optimizer adamw", "optimizer adagrad", "groups two", "groups empty"),
+    *("second half", "second model", "clear first", "scheduler step", "scheduler epoch", "clip 2", "clip inf"),
+    *("precision fp32", "precision bf16", "precision fp16", "forward between", "unwrapped between"),
+    *("evaluate between", "validate", "resume inside", "resume asked", "resume between", "resume end"),
+    *("fsdp keeps weights gathered", "fsdp in bf16", "values of reduce", "values of gather", "values of broadcast"),
+)
 PARTS = ("tied", "shared", "frozen", "conditional", "buffers", "scalar", "double", "blocks", "tied blocks")
 STREAMS = ("stream", "ready", "graph")  # iterable datasets
 UNITS = ("ready", "graph", "batches")  # loaders whose batches are made elsewhere
+
+
+def there() -> list[Place]:
+    """The places whose engine is installed here."""
+    return [place for place in PLACES if find_spec(engine_of(place.strategy)) is not None]
 
 
 @dataclass(frozen=True)

@@ -21,11 +21,13 @@ class Verdict:
     resumed: list[Place] = field(default_factory=list)
     refused: dict[Place, str] = field(default_factory=dict)
     wrong: dict[Place, str] = field(default_factory=dict)
+    cpu: float = 0.0  # seconds of all ranks
 
 
 def compare(pool: Pool, case: Case, places: Iterable[Place]) -> Verdict:
     verdict = Verdict()
     for place, answers in pool.run(play, case, places).items():
+        verdict.cpu += sum(answer.cpu for answer in answers)
         refusals = [answer.refusal for answer in answers]
         if all(refusals):
             verdict.refused[place] = refusals[0]

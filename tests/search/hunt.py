@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections import Counter
@@ -11,7 +12,7 @@ from dataclasses import dataclass, field
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis.errors import Flaky
 
-from tests.search.cases import PLACES, Case, cases
+from tests.search.cases import PLACES, Case, cases, there
 from tests.search.compare import Verdict, compare
 from tests.search.ranks import Place, Pool
 
@@ -27,9 +28,12 @@ class Summary:
     refused: Counter[Place] = field(default_factory=Counter)
     reasons: Counter[tuple[str, str]] = field(default_factory=Counter)
     dimensions: Counter[str] = field(default_factory=Counter)
+    seen: set[Case] = field(default_factory=set)
+    cpu: float = 0.0
     begin: float = field(default_factory=time.monotonic)
 
     def add(self, case: Case, verdict: Verdict) -> None:
+        self.cpu += verdict.cpu
         self.equal.update(verdict.equal)
         self.refused.update(verdict.refused.keys())
         for place, said in verdict.refused.items():
@@ -49,7 +53,9 @@ class Summary:
         table += [f"{place!s:18}{self.equal[place]:7}{self.refused[place]:9}" for place in PLACES]
         counted = ", ".join(f"{name} {count}" for name, count in sorted(self.dimensions.items()))
         said = [f"  {count:3} x {name}: {text}" for (name, text), count in self.reasons.most_common()]
-        total = f"{self.equal.total()} compared cases, {self.rate:.0f} a minute"
+        count, load = self.equal.total(), os.getloadavg()[0]
+        total = f"{count} compared cases, {self.rate:.0f} a minute at a load of {load:.0f} on {os.cpu_count()} cores; "
+        total += f"{1000 * self.cpu / max(1, count):.0f} ms of CPU each"
         return [*table, total, f"compared by dimension: {counted}", *(["refused:"] if said else []), *said]
 
 
@@ -87,8 +93,11 @@ def hunt(
         now = time.monotonic() - begin
         if now > found[0][3] + SHRINK if found else time.monotonic() > until:
             return
-        verdict = compare(pool, case, [found[0][1]] if found else PLACES)
+        if case in summary.seen and not found:
+            return
+        verdict = compare(pool, case, [found[0][1]] if found else there())
         if not found:
+            summary.seen.add(case)
             summary.add(case, verdict)
         for place, words in sorted(verdict.wrong.items(), key=lambda item: item[0].size):
             if known and re.search(known, words):

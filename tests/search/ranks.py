@@ -14,9 +14,8 @@ import time
 import traceback
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
-from pathlib import Path
 from typing import Any
 
 from tests.dist.engines import engine_of, environ_for
@@ -44,6 +43,7 @@ class Answer:
     value: Any = None
     refusal: str = ""
     failure: str = ""
+    cpu: float = 0.0  # seconds of this rank
 
 
 class Ranks:
@@ -128,7 +128,9 @@ def _live(pipe: Connection, environ: dict[str, str], mutant: str) -> None:
         except (EOFError, OSError):
             os._exit(0)
         os.chdir(folder)
-        pipe.send(_answer(function, args))
+        begin = time.process_time()
+        answer = _answer(function, args)
+        pipe.send(replace(answer, cpu=time.process_time() - begin))
         os.chdir("/")
 
 
@@ -189,8 +191,3 @@ class Pool:
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-
-def scratch() -> Path:
-    """The folder of the case in hand, in a rank."""
-    return Path.cwd()

@@ -1,0 +1,45 @@
+"""Whether the search finds faults that are known: each fix is taken back, and the search must find what is wrong then."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+
+from tests.search.hunt import Finding, Summary, hunt
+from tests.search.mutants import MUTANTS
+from tests.search.ranks import Pool
+
+CASES = 25  # drawn from a seed, before the next one
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.search.proof", description=__doc__)
+    parser.add_argument("--minutes", type=float, default=8.0, help="for each fault")
+    parser.add_argument("mutants", nargs="*", default=list(MUTANTS), help="all, unless named")
+    options = parser.parse_args()
+    missed = []
+    for name in options.mutants:
+        begin = time.monotonic()
+        finding = _search(name, begin + 60 * options.minutes)
+        seconds = time.monotonic() - begin
+        print(f"{name}: {f'found, {finding}' if finding else f'NOT FOUND in {seconds:.0f} s'}\n", flush=True)
+        missed += [] if finding else [name]
+    print(f"{len(options.mutants) - len(missed)} of {len(options.mutants)} found")
+    return bool(missed)
+
+
+def _search(mutant: str, until: float) -> Finding | None:
+    """The first case that is wrong because of the mutant: it is right without."""
+    summary, number = Summary(), 0
+    with Pool(mutant) as pool:
+        while time.monotonic() < until:
+            finding = hunt(pool, summary, CASES, number, until)
+            if finding is not None:
+                return finding
+            number += 1
+    return None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,52 @@
+"""Small trainings drawn at random, under every strategy at 1 to 4 ranks, against a loop by hand. See CONTRIBUTING."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.search.cases import PLACES, REQUIRED, there
+from tests.search.compare import compare
+from tests.search.examples import EXAMPLES
+from tests.search.hunt import ENOUGH, Summary, hunt
+from tests.search.ranks import Pool
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+
+SEEDS = (1, 2)  # chosen so that all dimensions are tried
+CASES = 14  # drawn from each
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Pool]:
+    with Pool() as living:
+        yield living
+
+
+@pytest.fixture(scope="module")
+def summary() -> Summary:
+    return Summary()
+
+
+def test_what_was_wrong_once_is_right(pool: Pool, summary: Summary) -> None:
+    wrong = []
+    for case in EXAMPLES:
+        verdict = compare(pool, case, there())
+        summary.add(case, verdict)
+        wrong += [f"{case} at {place}: {words}" for place, words in verdict.wrong.items()]
+    assert not wrong, "\n\n".join(wrong)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_drawn_cases_equal_the_loop_by_hand(pool: Pool, summary: Summary, seed: int) -> None:
+    finding = hunt(pool, summary, CASES, seed)
+    assert finding is None, f"paste this case into tests/search/examples.py:\n{finding}"
+
+
+def test_every_strategy_and_dimension_was_compared(summary: Summary) -> None:
+    """What refuses everything, or is never drawn, would prove nothing."""
+    print("\n".join(summary.lines()))
+    few = [str(place) for place in PLACES if place in there() and summary.equal[place] < ENOUGH]
+    few += [name for name in REQUIRED if summary.dimensions[name] < ENOUGH]
+    assert not few, "\n".join([f"compared fewer than {ENOUGH} times: {', '.join(few)}", *summary.lines()])
