@@ -26,7 +26,9 @@ def main() -> int:
             finding = hunt(pool, summary, 25, number, until, options.without, options.known)
             if finding is not None and repr(finding.case) not in found:
                 found[repr(finding.case)] = finding
-                print(f"\nWRONG (seed {number}): {finding}\n-> paste the case into tests/search/examples.py", flush=True)
+                print(
+                    f"\nWRONG (seed {number}): {finding}\n-> paste the case into tests/search/examples.py", flush=True
+                )
             number += 1
     print("\n".join(summary.lines()))
     return bool(found)

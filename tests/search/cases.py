@@ -31,7 +31,7 @@ REQUIRED = (
 )
 PARTS = ("tied", "shared", "frozen", "conditional", "buffers", "scalar", "double", "blocks", "tied blocks")
 STREAMS = ("stream", "ready", "graph")  # iterable datasets
-UNITS = ("ready", "graph", "batches")  # loaders whose batches are made elsewhere
+UNITS = ("batches", "ready", "graph")  # loaders whose batches are made elsewhere
 
 
 def there() -> list[Place]:
@@ -83,7 +83,11 @@ class Case:
             *self.parts,
             f"loader {self.loader}",
             f"precision {self.precision}",
-            *(f"{name} {getattr(self, name)}" for name in ("pair", "second", "scheduler", "groups") if getattr(self, name)),
+            *(
+                f"{name} {getattr(self, name)}"
+                for name in ("pair", "second", "scheduler", "groups")
+                if getattr(self, name)
+            ),
             *([f"{self.aside} {self.at}"] if self.aside else []),
             *([f"resume {self.save}"] if self.save else []),
             *([f"clip {self.norm:g}"] if self.clip else []),
@@ -91,7 +95,12 @@ class Case:
             f"optimizer {self.optimizer}",
         ]
         flags = {"accumulate": self.accumulate > 1, "weighted": self.weighted, "validate": self.validate}
-        flags |= {"exact": self.exact, "uneven": bool(self.size % (self.batch * 12)), "clear first": self.clear != "last"}
+        flags |= {
+            "exact": self.exact,
+            "uneven": bool(self.size % (self.batch * 12)),
+            "clear first": self.clear != "last",
+        }
+        flags |= {"drop_last": self.drop_last, "shuffle": self.shuffle}
         flags |= {"fsdp keeps weights gathered": not self.gather, "fsdp in bf16": self.sharded != "fp32"}
         return {*named, *(name for name, there in flags.items() if there)}
 
@@ -114,6 +123,10 @@ def sound(case: Case) -> Case:
         case = replace(case, shuffle=False, drop_last=False)
     if case.loader in UNITS:
         case = replace(case, size=min(case.size, 7))
+    if case.save in ("between", "end"):
+        case = replace(case, save_at=case.save_at % case.epochs)
+    if not case.save:
+        case = replace(case, save_at=0)
     return case if case.aside else replace(case, at="after")
 
 

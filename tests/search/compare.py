@@ -55,7 +55,9 @@ def _difference(case: Case, place: Place, traces: list[Trace]) -> str:
     keys = sorted({key for trace in traces for key in trace.fed})
     try:
         passes = {
-            (name, epoch): reference.dealt(case, place.size, name, [trace.fed.get((name, epoch), []) for trace in traces])
+            (name, epoch): reference.dealt(
+                case, place.size, name, [trace.fed.get((name, epoch), []) for trace in traces]
+            )
             for name, epoch in keys
         }
         right = reference.by_hand(case, place.size, passes)

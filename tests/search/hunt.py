@@ -70,7 +70,8 @@ class Finding:
     seconds: float  # and until it was made simple
 
     def __str__(self) -> str:
-        return f"{self.case}\nat {self.place}: {self.words.strip()}\n({self.first:.0f} s, simplest after {self.seconds:.0f} s)"
+        when = f"({self.first:.0f} s, simplest after {self.seconds:.0f} s)"
+        return f"{self.case}\nat {self.place}: {self.words.strip()}\n{when}"
 
 
 def hunt(
@@ -84,7 +85,8 @@ def hunt(
 ) -> Finding | None:
     """Draw `count` cases from seed `number`; the first wrong one in its simplest form, or None.
 
-    Wrong cases are made simple at the smallest place where they are wrong. Faults whose words match `known` don't count.
+    Wrong cases are made simple at the smallest place where they are wrong. Faults whose words match
+    `known` don't count.
     """
     begin = time.monotonic()
     found: list[tuple[Case, Place, str, float]] = []

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, SubsetRandomSampler
 
 from tests.search.cases import STREAMS, UNITS, Case
 
@@ -64,7 +64,7 @@ class Net(nn.Module):
             h = h + self.back(torch.tanh(self.there(h)))
         if "shared" in self.parts:
             h = self.twice(self.twice(h))
-        if "conditional" in self.parts and bool((x[:, 0] > 0.5).any()):
+        if "conditional" in self.parts and (not self.training or bool((x[:, 0] > 0.5).any())):
             h = h + torch.tanh(self.extra(h))
         if "scalar" in self.parts:
             h = h * self.gain
@@ -119,6 +119,11 @@ def _optimizer(case: Case, parameters: list[nn.Parameter]) -> torch.optim.Optimi
     return torch.optim.SGD(groups, lr=rate, momentum=0.5 if case.optimizer == "momentum" else 0.0)
 
 
+def pairs(case: Case, nets: list[nn.Module]) -> list[tuple[nn.Module, list[int]]]:
+    """Each model with the numbers of its optimizers, in the order of training."""
+    return [(net, [0, 1] if case.second == "half" else [at]) for at, net in enumerate(nets)]
+
+
 def schedulers(case: Case, steppers: list[torch.optim.Optimizer]) -> list[Any]:
     return [torch.optim.lr_scheduler.StepLR(one, 1, gamma=0.7) for one in steppers] if case.scheduler else []
 
@@ -144,30 +149,56 @@ def rows(case: Case, ids: Sequence[int]) -> tuple[Any, Tensor, Tensor]:
     return x, y, w
 
 
-def unit(case: Case, number: int) -> list[int]:
-    """The samples of a batch that isn't made by the loader; ids of batch k begin at 10 k."""
-    return [10 * number + i for i in range(1 + (number * 2 + case.seed) % 4)]
+def sizes(case: Case, loader: str) -> int:
+    """Samples of loader a, b or val; batches, where the loader doesn't make them."""
+    return 5 if loader == "val" else case.size + (loader == "b" and case.pair == "then")
+
+
+def units(case: Case, loader: str) -> list[list[int]]:
+    """The batches of a loader that doesn't make them, of sizes of their own."""
+    found: list[list[int]] = []
+    for number in range(sizes(case, loader)):
+        first = found[-1][-1] + 1 if found else 0
+        found.append(list(range(first, first + 1 + (2 * number + case.seed) % 4)))
+    return found
+
+
+def numbers(case: Case, loader: str) -> list[int]:
+    """The ids of all samples of a loader."""
+    if case.loader in UNITS:
+        return [i for ids in units(case, loader) for i in ids]
+    return list(range(sizes(case, loader)))
+
+
+def shuffles(case: Case, loader: str) -> bool:
+    """Whether the loader has an order of its own in each pass."""
+    if case.loader in ("sampler", "hidden"):
+        return True
+    return loader != "val" and case.loader not in STREAMS and (case.shuffle or (loader, case.pair) == ("b", "zip"))
+
+
+def drops_last(case: Case, loader: str) -> bool:
+    return case.drop_last and loader != "val"
 
 
 class Samples(Dataset):
-    def __init__(self, case: Case, size: int) -> None:
-        self.case, self.size = case, size
+    def __init__(self, case: Case, ids: list[int]) -> None:
+        self.case, self.ids = case, ids
 
     def __len__(self) -> int:
-        return self.size
+        return len(self.ids)
 
     def __getitem__(self, index: int) -> Any:
-        return _sample(self.case, index)
+        return _sample(self.case, self.ids[index])
 
 
 class Stream(IterableDataset):
-    def __init__(self, case: Case, size: int) -> None:
-        self.case, self.size = case, size
+    def __init__(self, case: Case, items: list[Any]) -> None:
+        self.case, self.items = case, items
 
     def __iter__(self) -> Iterator[Any]:
-        for number in range(self.size):
-            whole = self.case.loader in UNITS
-            yield ready(self.case, unit(self.case, number)) if whole else _sample(self.case, number)
+        make = ready if self.case.loader in UNITS else _sample
+        return (make(self.case, item) for item in self.items)
 
 
 def _sample(case: Case, index: int) -> Any:
@@ -199,35 +230,21 @@ class Hidden:
         return iter(self.random.sample(range(self.size), self.size))
 
 
-class Batches:
-    """A batch sampler of the script's own."""
-
-    def __init__(self, case: Case, size: int) -> None:
-        self.units, start = [], 0
-        for number in range(size):
-            self.units.append(list(range(start, start + len(unit(case, number)))))
-            start = self.units[-1][-1] + 1
-
-    def __len__(self) -> int:
-        return len(self.units)
-
-    def __iter__(self) -> Iterator[list[int]]:
-        return iter(self.units)
-
-
-def loader(case: Case, size: int, shuffle: bool) -> DataLoader[Any]:
-    """The loader of a case, as the script makes it."""
+def loader(case: Case, name: str) -> DataLoader[Any]:
+    """Loader a, b or val, as the script makes it."""
+    ids = numbers(case, name)
+    if case.loader == "stream":
+        return DataLoader(Stream(case, ids), batch_size=case.batch)
     if case.loader in STREAMS:
-        return DataLoader(Stream(case, size), batch_size=None if case.loader in UNITS else case.batch)
-    data, more = Samples(case, size), {"collate_fn": _listed} if case.loader == "images" else {}
+        return DataLoader(Stream(case, units(case, name)), batch_size=None)
+    data: Any = Samples(case, ids)
     if case.loader == "batches":
-        sampler = Batches(case, size)
-        return DataLoader(Samples(case, sampler.units[-1][-1] + 1), batch_sampler=sampler)
+        return DataLoader(data, batch_sampler=units(case, name))
     if case.loader in ("sampler", "hidden"):
-        generator = torch.Generator().manual_seed(case.seed)
-        own = Hidden(size) if case.loader == "hidden" else torch.utils.data.SubsetRandomSampler(range(size), generator)
-        return DataLoader(data, batch_size=case.batch, sampler=own)
-    return DataLoader(data, batch_size=case.batch, shuffle=shuffle, drop_last=case.drop_last and shuffle, **more)
+        own = SubsetRandomSampler(ids, torch.Generator().manual_seed(case.seed))
+        return DataLoader(data, case.batch, sampler=Hidden(len(ids)) if case.loader == "hidden" else own)
+    more = {"collate_fn": _listed} if case.loader == "images" else {}
+    return DataLoader(data, case.batch, shuffles(case, name), drop_last=drops_last(case, name), **more)
 
 
 def _listed(samples: list[dict[str, Any]]) -> dict[str, list[Any]]:

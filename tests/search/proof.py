@@ -1,4 +1,4 @@
-"""Whether the search finds faults that are known: each fix is taken back, and the search must find what is wrong then."""
+"""Whether the search finds known faults: each fix is taken back, and it must find what is wrong then."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class Ranks:
             answers = self._collect(time.monotonic() + PATIENCE)
         finally:
             refused = [bool(answer.refusal) for answer in answers]
-            if not all(refused) and any(answer.value is None for answer in answers) or not answers:
+            if not answers or (not all(refused) and any(answer.value is None for answer in answers)):
                 self.stop()
             shutil.rmtree(folder, ignore_errors=True)
         return answers

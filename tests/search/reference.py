@@ -1,4 +1,4 @@
-"""The same training by hand: plain torch in one process, on the batches that the documentation says ranks get."""
+"""The same training by hand: plain torch in one process, on the batches that ranks are documented to get."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from tests.search import models, values
-from tests.search.cases import Case
+from tests.search.cases import UNITS, Case
 
 Parts = list[list[int]]  # the ids of one micro-batch, by rank; none where a rank has no data
+Fed = list[list[list[int]]]  # what each rank got: ids of its batches
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -28,51 +29,57 @@ class Expected:
     weights: dict[str, Any] = field(default_factory=dict)
 
 
-def sizes(case: Case, loader: str) -> int:
-    """Samples (or batches, where the loader doesn't make them) of loader a or b."""
-    return case.size + (loader == "b" and case.pair == "then")
+def dealt(case: Case, world: int, loader: str, fed: Fed) -> list[Parts]:
+    """The micro-batches of a pass, after a check of what ranks got.
 
-
-def dealt(case: Case, world: int, loader: str, fed: list[list[list[int]]]) -> list[Parts]:
-    """The micro-batches of a pass. `fed` is what each rank got: its order is free where the script shuffles, but each
-    sample must be in it once, and be dealt as documented."""
-    n = sizes(case, loader)
-    if case.loader in models.UNITS:
-        units = models.Batches(case, n).units if case.loader == "batches" else [models.unit(case, k) for k in range(n)]
-        micros = [units[k : k + world] for k in range(0, n, world)]
-        micros = [micro + [[]] * (world - len(micro)) for micro in micros]
+    The order is free where the script shuffles, but each sample must be in it once, dealt as documented.
+    """
+    if case.loader in UNITS:
+        micros = _in_turn(models.units(case, loader), world)
     elif case.loader == "stream":
-        own = [list(range(rank, n, world)) for rank in range(world)]
-        longest = range(0, len(own[0]), case.batch)
-        micros = [[items[k : k + case.batch] for items in own] for k in longest]
+        own = [models.numbers(case, loader)[rank::world] for rank in range(world)]
+        starts = range(0, len(own[0]), case.batch)
+        micros = [[items[low : low + case.batch] for items in own] for low in starts]
     else:
-        micros = _stretches(case, world, n, loader, fed)
+        micros = _stretches(case, world, loader, fed)
     for rank, batches in enumerate(fed):
         wanted = [micro[rank] for micro in micros]
-        if len(batches) != len(wanted) or any(part and part != got for part, got in zip(wanted, batches, strict=True)):
+        same = len(batches) == len(wanted)
+        if not same or any(part and part != got for part, got in zip(wanted, batches, strict=True)):
             raise Misdealt(f"rank {rank} got {batches} of loader {loader}: expected {wanted}")
     return micros
 
 
-def _stretches(case: Case, world: int, n: int, loader: str, fed: list[list[list[int]]]) -> list[Parts]:
-    step = world * case.batch
-    shuffled = case.shuffle or (loader == "b" and case.pair == "zip")
-    complete = case.drop_last and shuffled
-    counts = [min(step, n - low) for low in range(0, n, step) if not complete or n - low >= step]
-    shares = [[count // world + (rank < count % world) for rank in range(world)] for count in counts]
-    order, micros = [], []
-    for number, share in enumerate(shares):
-        micros.append([fed[rank][number] if count and number < len(fed[rank]) else [] for rank, count in enumerate(share)])
-        if [len(part) for part in micros[-1]] != share:
-            raise Misdealt(f"batch {number} of loader {loader} was dealt as {micros[-1]}: expected {share} samples")
-        order += [i for part in micros[-1] for i in part]
-    free = shuffled or case.loader in ("sampler", "hidden")
-    if (len(set(order)) != len(order) or (not complete and sorted(order) != list(range(n)))) if free else order != list(range(n)):
-        raise Misdealt(f"a pass over loader {loader} was {order}: expected each of {n} samples once")
+def _in_turn(units: list[list[int]], world: int) -> list[Parts]:
+    """Whole batches, one for each rank in turn."""
+    micros = [units[low : low + world] for low in range(0, len(units), world)]
+    return [micro + [[]] * (world - len(micro)) for micro in micros]
+
+
+def _stretches(case: Case, world: int, loader: str, fed: Fed) -> list[Parts]:
+    """Stretches of one order, each dealt evenly to within one sample."""
+    numbers, step = models.numbers(case, loader), world * case.batch
+    whole = models.drops_last(case, loader)
+    counts = [min(step, len(numbers) - low) for low in range(0, len(numbers), step)]
+    micros: list[Parts] = []
+    for at, count in enumerate(count for count in counts if not whole or count == step):
+        share = [count // world + (rank < count % world) for rank in range(world)]
+        parts = [batches[at] if n and at < len(batches) else [] for n, batches in zip(share, fed, strict=True)]
+        if [len(part) for part in parts] != share:
+            raise Misdealt(f"batch {at} of loader {loader} was dealt as {parts}: expected {share} samples")
+        micros.append(parts)
+    order = [i for micro in micros for part in micro for i in part]
+    if not models.shuffles(case, loader):
+        right = order == numbers[: len(order)]
+    else:
+        right = len(set(order)) == len(order) and set(order) <= set(numbers)
+    if not right or (not whole and len(order) != len(numbers)):
+        raise Misdealt(f"a pass over loader {loader} was {order}: expected each of {len(numbers)} samples once")
     return micros
 
 
 def by_hand(case: Case, world: int, passes: dict[tuple[str, int], list[Parts]]) -> Expected:
+    """Train on these micro-batches, which stand by loader and epoch."""
     return _Hand(case, world).train(passes)
 
 
@@ -89,18 +96,18 @@ class _Hand:
             for name in "ab" if case.pair == "then" else "a":
                 micros = passes[name, epoch]
                 beside = passes["b", epoch] if case.pair == "zip" else [None] * len(micros)
-                for first in range(0, len(micros), case.accumulate):
-                    stop = first + case.accumulate
-                    self._group(micros[first:stop], beside[first:stop])
+                for low in range(0, len(micros), case.accumulate):
+                    high = low + case.accumulate
+                    self._group(micros[low:high], beside[low:high])
             if case.validate:
                 self._evaluate()
             for plan in self.plans if case.scheduler == "epoch" else ():
                 plan.step()
-        if case.value and not case.save:
+        if case.value:
             self._see("value", [values.expected(case.value, self.world)])
         for at, net in enumerate(self.nets):
             state = net.state_dict()
-            self.out.weights |= {f"{at}.{name}": value.double().tolist() for name, value in state.items()}
+            self.out.weights |= {f"{at}.{name}": v.double().tolist() for name, v in state.items()}
         return self.out
 
     def _see(self, name: str, value: Any) -> None:
@@ -112,42 +119,47 @@ class _Hand:
         for one in self.opts:
             one.zero_grad()
         for number, micro in enumerate(micros):
-            hints: list[Any] = [None] * self.world
-            for at, net in enumerate(self.nets):
-                own = [at] if self.case.second != "half" else [0, 1]
-                hints = self._model(net, own, micro, beside[number], total, hints, number == len(micros) - 1)
+            targets: list[Any] = [None] * self.world
+            for net, own in models.pairs(self.case, self.nets):
+                targets = self._backward(net, micro, beside[number], targets, total)
+                self._step(net, own, micro, last=number == len(micros) - 1)
 
     def _weight(self, ids: list[int]) -> float:
-        return float(models.rows(self.case, ids)[2].sum()) if self.case.weighted and ids else float(len(ids))
+        if self.case.weighted and ids:
+            return float(models.rows(self.case, ids)[2].sum())
+        return float(len(ids))
 
-    def _model(
-        self, net: nn.Module, own: list[int], micro: Parts, beside: Any, total: float, hints: list[Any], last: bool
-    ) -> list[Any]:
-        case, outs, losses = self.case, [], []
+    def _backward(self, net: nn.Module, micro: Parts, beside: Any, targets: list[Any], total: float) -> list[Any]:
+        """Each rank's part of a micro-batch; the outputs."""
+        case, losses = self.case, [None] * self.world
+        outs: list[Any] = [None] * self.world
         self._aside(net, micro, "before")
         for rank, ids in enumerate(micro):
-            outs.append(None)
-            losses.append(None)
-            if ids:
-                x, y, w = models.rows(case, ids)
-                out = self._forward(net, x, rank)
-                loss = models.loss_of(case, out, y if hints[rank] is None else hints[rank], w)
-                if beside is not None:
-                    x, y, w = models.rows(case, beside[rank])
-                    loss = loss + models.loss_of(case, self._forward(net, x, rank), y, w)
-                (loss * (self._weight(ids) / total)).backward()
-                outs[-1], losses[-1] = out.detach(), loss.item()
+            if not ids:
+                continue
+            x, y, w = models.rows(case, ids)
+            out = self._forward(net, x, rank)
+            loss = models.loss_of(case, out, y if targets[rank] is None else targets[rank], w)
+            if beside is not None:
+                x, y, w = models.rows(case, beside[rank])
+                loss = loss + models.loss_of(case, self._forward(net, x, rank), y, w)
+            (loss * (self._weight(ids) / total)).backward()
+            outs[rank], losses[rank] = out.detach(), loss.item()
         self.out.events.append(("loss", losses))
+        return outs
+
+    def _step(self, net: nn.Module, own: list[int], micro: Parts, last: bool) -> None:
+        case = self.case
         self._aside(net, micro, "between")
         if case.clip and last:
-            self._see("norm", float(nn.utils.clip_grad_norm_(net.parameters(), case.clip, case.norm)))
+            norm = nn.utils.clip_grad_norm_(net.parameters(), case.clip, case.norm)
+            self._see("norm", float(norm))
         for at in own if last else ():
             self.opts[at].step()
             if case.scheduler == "step":
                 self.plans[at].step()
         self._aside(net, micro, "after")
         self._see("rate", self.opts[own[0]].param_groups[0]["lr"])
-        return outs
 
     def _forward(self, net: nn.Module, x: Any, rank: int) -> Tensor:
         net.counting = rank == 0
@@ -162,19 +174,18 @@ class _Hand:
         if case.aside == "evaluate":
             self._evaluate()
             return
+        means: list[Any] = [None] * self.world
         with torch.no_grad():
-            means = [self._forward(net, models.rows(case, ids)[0], rank).mean().item() if ids else None for rank, ids in enumerate(micro)]
+            for rank, ids in enumerate(micro):
+                if ids:
+                    means[rank] = self._forward(net, models.rows(case, ids)[0], rank).mean().item()
         self.out.events.append(("aside", means))
 
     def _evaluate(self) -> None:
-        case = self.case
-        if case.loader in models.UNITS:
-            ids = [i for k in (models.Batches(case, 5).units if case.loader == "batches" else map(lambda k: models.unit(case, k), range(5))) for i in k]
-        else:
-            ids = list(range(5))
-        x, y, _ = models.rows(case, ids)
-        self.nets[0].eval()
+        ids, net = models.numbers(self.case, "val"), self.nets[0]
+        x, y, _ = models.rows(self.case, ids)
+        net.eval()
         with torch.no_grad():
-            total = ((self._forward(self.nets[0], x, 0) - y) ** 2).sum().item()
-        self.nets[0].train()
+            total = ((self._forward(net, x, 0) - y) ** 2).sum().item()
+        net.train()
         self._see("evaluation", [total, len(ids), *sorted(ids)])
