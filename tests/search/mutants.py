@@ -1,7 +1,7 @@
 """Faults that were mended, put back: each mutant makes the product as wrong as it was, for `make search-proof`.
 
-A mutant breaks what the fix does, at a name of torch's or of the product; where the name has gone, it raises
-AttributeError, and is to be written anew for the code that does it now.
+A mutant breaks what the fix does, at a name of torch's or of the product. Where the name has gone it raises
+AttributeError or ImportError, and is to be written anew for the code that does it now.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ from typing import Any
 
 
 def _replace(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+    """Put `make(old)` in the place of the function `name`."""
     setattr(owner, name, make(getattr(owner, name)))
 
 
 def _keep_gathered(training: bool) -> None:
-    """FSDP's own `reshard`, by which any remedy gives gathered weights back after a forward without gradients."""
+    """FSDP's own `reshard`, by which weights are given back after a forward without gradients, does nothing."""
     from torch.distributed.fsdp import FSDPModule
 
     def make(reshard: Any) -> Any:
@@ -46,10 +47,72 @@ def reduced_in_parameters_type() -> None:
     _replace(fsdp, "MixedPrecisionPolicy", make)
 
 
+def counted_by_first_tensor() -> None:
+    """The first tensor's first dimension was taken for the number of samples, whatever the other tensors said."""
+    from phalanx.data import feed
+    from phalanx.data.batch import count
+
+    _replace(feed, "weigh", lambda old: lambda batch: (count(batch), ""))
+
+
+def loops_repeated() -> None:
+    """A resumed epoch began with its first loop, though that was over when the checkpoint was taken."""
+    from phalanx.run.loops import Loops
+
+    _replace(Loops, "repeated", lambda old: lambda *arguments: False)
+
+
+def iterated_one_behind() -> None:
+    """A loader iterated beside `steps` counted a batch as used only when the next one was asked for."""
+    from phalanx.data.passes import Passes
+
+    def make(hand_out: Any) -> Any:
+        def late(self: Any, after: Any) -> None:
+            before, self.__dict__["pending"] = self.__dict__.get("pending"), after
+            if before is not None:
+                hand_out(self, before)
+
+        return late
+
+    _replace(Passes, "_hand_out", make)
+
+
+def cleared_in_group() -> None:
+    """`zero_grad` before an optimizer's own backward cleared what it had from earlier micro-batches, if another
+    optimizer's backward came before it."""
+    from phalanx.run.gradients import Gradients
+
+    def clears(self: Any, proxy: Any) -> bool:
+        begun = self._backed or self._gathered
+        return not self.inside or ((self._backed or not begun) if self.last else (self._used and not begun))
+
+    _replace(Gradients, "clears", lambda old: clears)
+
+
+def divided_at_first_step() -> None:
+    """The first optimizer's step divided all gradients by the weights until then, and forgot them."""
+    from phalanx.run.gradients import Gradients
+
+    def normalise(self: Any, parameters: Any) -> None:
+        if self.weights:
+            everything = [p for model in self.models for _, p in self.strategy.held(model)]
+            factor = self.weights.divisor(self.strategy.comm)
+            self.strategy.settle(everything)
+            self.strategy.scale_gradients(everything, factor)
+            self.weights.forget()
+
+    _replace(Gradients, "normalise", lambda old: normalise)
+
+
 MUTANTS: dict[str, Callable[[], None]] = {
     "fsdp: gathered weights are kept after an evaluation": gathered_after_evaluation,
     "fsdp: gathered weights are kept after a forward without gradients": gathered_after_forward,
     "fsdp: gradients are reduced in the type of the parameters": reduced_in_parameters_type,
+    "data: a batch counts what its first tensor says": counted_by_first_tensor,
+    "resume: loops that were over are repeated": loops_repeated,
+    "resume: a loader beside steps is one batch behind": iterated_one_behind,
+    "two optimizers: zero_grad clears within a group": cleared_in_group,
+    "two optimizers: weights are forgotten at the first step": divided_at_first_step,
 }
 
 

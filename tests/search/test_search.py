@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from tests.dist.harness import run_ranks
+from tests.search import mutants
 from tests.search.cases import PLACES, REQUIRED, there
 from tests.search.compare import compare
 from tests.search.examples import EXAMPLES
@@ -36,6 +39,17 @@ def test_what_was_wrong_once_is_right(pool: Pool, summary: Summary) -> None:
         summary.add(case, verdict)
         wrong += [f"{case} at {place}: {words}" for place, words in verdict.wrong.items()]
     assert not wrong, "\n\n".join(wrong)
+
+
+def test_each_mutant_has_its_target(tmp_path: Path) -> None:
+    """`make search-proof` takes fixes back one by one; code that moves takes its mutant along."""
+    assert run_ranks(all_mutants, 1, folder=tmp_path) == [True]
+
+
+def all_mutants() -> bool:
+    for name in mutants.MUTANTS:
+        mutants.apply(name)
+    return True
 
 
 @pytest.mark.parametrize("seed", SEEDS)
