@@ -21,8 +21,8 @@ from typing import Any
 from tests.dist.engines import engine_of, environ_for
 from tests.dist.harness import _context, free_ports, rank_environ
 
-PATIENCE = 30.0  # seconds until a case is said to hang
-GRACE = 6.0  # and once a rank has failed, until the others, which may wait for it, are
+PATIENCE = 60.0  # seconds until a case is said to hang
+GRACE = 10.0  # and once a rank has failed, until the others, which may wait for it, are
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ class Pool:
     def __init__(self, mutant: str = "") -> None:
         self._mutant = mutant
         self._sets: dict[tuple[str, int], Ranks] = {}
-        self._threads = ThreadPoolExecutor(4)
+        self._threads = ThreadPoolExecutor(3)
 
     def run(self, function: Callable[..., Any], case: Any, places: Iterable[Place]) -> dict[Place, list[Answer]]:
         """`function(case, place)` at each place."""
