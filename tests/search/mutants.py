@@ -104,6 +104,30 @@ def divided_at_first_step() -> None:
     _replace(Gradients, "normalise", lambda old: normalise)
 
 
+def reduced_as_floats() -> None:
+    """Dicts were paired by order, Python's numbers went through float64, and weights multiplied in a tensor's type."""
+    import torch
+
+    from phalanx.run import api
+
+    def reduce(comm: Any, value: Any, op: str, weight: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: reduce(comm, item, op, weight) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return type(value)([reduce(comm, item, op, weight) for item in value])
+        if not isinstance(value, torch.Tensor):
+            return reduce(comm, torch.tensor(float(value), dtype=torch.float64), op, weight).item()
+        if op in ("min", "max"):
+            return comm.all_reduce(value.clone(), op)
+        value = value if op == "sum" or value.is_floating_point() else value.double()
+        share = 1.0 if weight is None else float(weight)
+        total = comm.all_reduce(value * share if weight is not None else value.clone(), "sum")
+        shares = comm.all_reduce(torch.tensor([share], dtype=torch.float64), "sum").item()
+        return total if op == "sum" else total / shares
+
+    _replace(api, "reduce", lambda old: reduce)
+
+
 MUTANTS: dict[str, Callable[[], None]] = {
     "fsdp: gathered weights are kept after an evaluation": gathered_after_evaluation,
     "fsdp: gathered weights are kept after a forward without gradients": gathered_after_forward,
@@ -113,6 +137,7 @@ MUTANTS: dict[str, Callable[[], None]] = {
     "resume: a loader beside steps is one batch behind": iterated_one_behind,
     "two optimizers: zero_grad clears within a group": cleared_in_group,
     "two optimizers: weights are forgotten at the first step": divided_at_first_step,
+    "values: reduced in the order of a dict, and as floats": reduced_as_floats,
 }
 
 

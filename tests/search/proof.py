@@ -17,13 +17,15 @@ CASES = 25  # drawn from a seed, before the next one
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.search.proof", description=__doc__)
     parser.add_argument("--minutes", type=float, default=8.0, help="for each fault")
+    parser.add_argument("--without", nargs="*", default=[], help="as for the search, and so is:")
+    parser.add_argument("--known", default="")
     parser.add_argument("mutants", nargs="*", default=list(mutants.MUTANTS), help="all, unless named")
     options = parser.parse_args()
     missed = []
     for name in options.mutants:
         mutants.apply(name)  # here too, where nothing uses it: a mutant without its target ends the proof
         begin = time.monotonic()
-        finding = _search(name, begin + 60 * options.minutes)
+        finding = _search(name, begin + 60 * options.minutes, options)
         seconds = time.monotonic() - begin
         print(f"{name}: {f'found, {finding}' if finding else f'NOT FOUND in {seconds:.0f} s'}\n", flush=True)
         missed += [] if finding else [name]
@@ -31,12 +33,12 @@ def main() -> int:
     return bool(missed)
 
 
-def _search(mutant: str, until: float) -> Finding | None:
+def _search(mutant: str, until: float, options: argparse.Namespace) -> Finding | None:
     """The first case that is wrong because of the mutant: it is right without."""
     summary, number = Summary(), 0
     with Pool(mutant) as pool:
         while time.monotonic() < until:
-            finding = hunt(pool, summary, CASES, number, until)
+            finding = hunt(pool, summary, CASES, number, until, options.without, options.known)
             if finding is not None and _right_without(finding):
                 return finding
             number += 1

@@ -37,7 +37,7 @@ WEIGHTS: dict[str, Callable[[int], Any]] = {
 }
 GATHERED: dict[str, Callable[[int], Any]] = {
     "rows": lambda r: torch.arange(3.0 * (r + 1)).reshape(r + 1, 3),
-    "nothing": lambda r: torch.zeros(0, 2) if r == 0 else torch.full((2, 2), r),
+    "nothing": lambda r: torch.zeros(0, 2) if r == 0 else torch.full((2, 2), float(r)),
     "flat": lambda r: torch.zeros(0) if r == 0 else torch.ones(2, 3),
     "dtypes": lambda r: torch.ones(2, dtype=(torch.float32, torch.float64)[r % 2]),
     "dims": lambda r: torch.ones(2) if r % 2 else torch.tensor(1.0),
@@ -46,6 +46,7 @@ GATHERED: dict[str, Callable[[int], Any]] = {
     "halves": lambda r: torch.tensor([r + 0.5], dtype=torch.bfloat16),
     "objects": lambda r: {"rank": r, "name": "x" * r},
 }
+HALF = 65504.0  # float16's largest number
 # Where an error on all ranks is right as well.
 _LOSSY = {"big", "bytes", "complex", "flat", "dtypes", "dims", "widths"}
 PROBES = (
@@ -81,7 +82,8 @@ def expected(probe: str, size: int) -> Any:
     if call == "broadcast":
         return plain(KINDS[kind](size - 1))
     weights = [plain(WEIGHTS["".join(rest[1:])](rank)) for rank in range(size)]
-    return _reduced([plain(KINDS[kind](rank)) for rank in range(size)], rest[0], weights)
+    exact = _reduced([plain(KINDS[kind](rank)) for rank in range(size)], rest[0], weights)
+    return [math.inf if value > HALF else value for value in exact] if kind == "halves" else exact
 
 
 def may_refuse(probe: str) -> bool:
@@ -117,7 +119,8 @@ def _number(values: list[Any], op: str, weights: list[Any]) -> Any:
         return (min if op == "min" else max)(v for v, share in zip(values, shares, strict=True) if share)
     total = sum(Fraction(value) * share for value, share in zip(values, shares, strict=True))
     exact = total / sum(shares) if op == "mean" else total
-    return int(exact) if op == "sum" and exact.denominator == 1 else float(exact)
+    whole = op == "sum" and not any(isinstance(one, float) for one in [*values, *weights])
+    return int(exact) if whole else float(exact)
 
 
 def agree(found: Any, right: Any, loose: bool) -> bool:
