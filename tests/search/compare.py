@@ -10,6 +10,7 @@ from typing import Any
 from tests.search import reference, values
 from tests.search.cases import Case
 from tests.search.ranks import Answer, Place, Pool
+from tests.search.refusals import known
 from tests.search.script import Trace, play
 
 
@@ -30,7 +31,8 @@ def compare(pool: Pool, case: Case, places: Iterable[Place]) -> Verdict:
         verdict.cpu += sum(answer.cpu for answer in answers)
         refusals = [answer.refusal for answer in answers]
         if all(refusals):
-            verdict.refused[place] = refusals[0]
+            expected = known(place, refusals[0])
+            (verdict.refused if expected else verdict.wrong)[place] = refusals[0]
             continue
         problem = _failure(answers) or _difference(case, place, [answer.value for answer in answers])
         if problem:

@@ -27,7 +27,10 @@ def _keep_gathered(training: bool) -> None:
 
 def gathered_after_evaluation() -> None:
     """After an evaluation FSDP's root module stayed gathered, and checkpoints missed its parameters."""
+    from phalanx.strategies.fsdp import Fsdp
+
     _keep_gathered(training=False)
+    _replace(Fsdp, "_shard", lambda old: lambda self, inner: None)
 
 
 def gathered_after_forward() -> None:
