@@ -82,6 +82,7 @@ def hunt(
     until: float = float("inf"),
     without: Sequence[str] = (),
     known: str = "",
+    places: Sequence[Place] = PLACES,
 ) -> Finding | None:
     """Draw `count` cases from seed `number`; the first wrong one in its simplest form, or None.
 
@@ -97,7 +98,7 @@ def hunt(
             return
         if case in summary.seen and not found:
             return
-        verdict = compare(pool, case, [found[0][1]] if found else there())
+        verdict = compare(pool, case, [found[0][1]] if found else there(places))
         if not found:
             summary.seen.add(case)
             summary.add(case, verdict)

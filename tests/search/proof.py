@@ -7,6 +7,7 @@ import sys
 import time
 
 from tests.search import mutants
+from tests.search.cases import SOME
 from tests.search.compare import compare
 from tests.search.hunt import Finding, Summary, hunt
 from tests.search.ranks import Pool
@@ -38,7 +39,7 @@ def _search(mutant: str, until: float, options: argparse.Namespace) -> Finding |
     summary, number = Summary(), 0
     with Pool(mutant) as pool:
         while time.monotonic() < until:
-            finding = hunt(pool, summary, CASES, number, until, options.without, options.known)
+            finding = hunt(pool, summary, CASES, number, until, options.without, options.known, SOME)
             if finding is not None and _right_without(finding):
                 return finding
             number += 1
