@@ -1,4 +1,4 @@
-"""A case: one small training, drawn at random, printed so that it can be pasted into examples.py."""
+"""A case: one small training, drawn at random and printed as a literal for examples.py."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def there(places: Sequence[Place] = tuple(PLACES)) -> list[Place]:
 
 @dataclass(frozen=True)
 class Case:
-    """The first value of each field is the simplest; `python -m tests.search` prints what differs from it."""
+    """The first value of each field is the simplest, and isn't printed."""
 
     seed: int = 0
     parts: tuple[str, ...] = ()  # of the model
@@ -64,15 +64,17 @@ class Case:
     optimizer: str = "sgd"  # sgd, momentum, adamw, adagrad
     groups: str = ""  # of the optimizer: one, "two", or one and an "empty" one
     second: str = ""  # a second optimizer: of the same model's other "half", or of a second "model"
-    clear: str = "last"  # where zero_grad stands: after the step, or "first", before its own backward
+    clear: str = "last"  # zero_grad after the step, or "first", before its own backward
     scheduler: str = ""  # "step" or "epoch": what it counts
     clip: float | None = None
     norm: float = 2.0
     precision: str = "fp32"
-    aside: str = ""  # beside training: "forward", "unwrapped" (both without gradients) or "evaluate"
-    at: str = "after"  # where: "before" the forward, "between" backward and clipping, "after" the step
+    aside: str = ""  # "forward" or "unwrapped", both without gradients, or "evaluate"
+    at: str = "after"  # the step, "before" the forward, or "between" backward and clipping
     validate: bool = False  # an evaluation at the end of each epoch
-    save: str = ""  # then go on in a new run: "inside" a pass, "asked" before the step, "between", "end" of an epoch
+    # A checkpoint, from which a new run goes on: "inside" a pass, "asked" for before the step,
+    # "between" two loaders, at the "end" of an epoch.
+    save: str = ""
     save_at: int = 0  # number of the micro-batch or of the epoch
     gather: bool = True  # fsdp: reshard_after_forward
     sharded: str = "fp32"  # fsdp: param_dtype
@@ -113,7 +115,7 @@ class Case:
 
 def sound(case: Case) -> Case:
     """The nearest case whose right result is defined; the rest of a drawn case stays."""
-    if case.sharded != "fp32" or case.exact:  # sums of few bits only, so that they are exact in bf16
+    if case.sharded != "fp32" or case.exact:  # gradients of a bit each
         case = replace(
             case, exact=True, parts=(), loader="map", size=24, batch=1, drop_last=False, weighted=False, second="",
             optimizer="sgd", groups="", scheduler="", clip=None, precision="fp32", pair="",

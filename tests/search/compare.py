@@ -1,4 +1,4 @@
-"""A case at several places against the loop by hand: what is equal, what was refused, what is wrong."""
+"""A case at several places against the loop by hand: equal, refused or wrong."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.search.script import Trace, play
 
 @dataclass
 class Verdict:
-    """Of one case: the places where it was equal to the loop by hand, refused, or wrong, each with the words."""
+    """Of one case: where it was equal to the loop by hand, refused, or wrong."""
 
     equal: list[Place] = field(default_factory=list)
     resumed: list[Place] = field(default_factory=list)

@@ -1,11 +1,11 @@
-"""Cases that were wrong once, in their simplest form: each is compared again in every run of the tests."""
+"""Cases that were wrong once, in their simplest form: compared again in every run of the tests."""
 
 from tests.search.cases import Case
 
 INF = float("inf")
 
 EXAMPLES = [
-    # A forward without gradients between the backward pass and the step left FSDP's gradients and weights gathered.
+    # A forward without gradients between backward and step left FSDP's weights gathered.
     Case(aside="forward", at="between", clip=0.05),
     Case(aside="unwrapped", at="between", weighted=True, gather=False),
     Case(aside="evaluate", at="between", clip=0.5, accumulate=2),

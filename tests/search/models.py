@@ -1,4 +1,4 @@
-"""Models, data, losses and optimizers of a case: plain torch, used by the script under test and by the loop by hand."""
+"""Models, data, losses and optimizers of a case, for the script under test and the loop by hand."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Block(nn.Module):
 
 
 class Net(nn.Module):
-    """A few layers, and whatever `parts` adds. `counting` is off where a buffer is another rank's."""
+    """A few layers, and what `parts` adds. `counting` is off where a buffer is another rank's."""
 
     def __init__(self, parts: Sequence[str]) -> None:
         super().__init__()

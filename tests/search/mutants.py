@@ -1,7 +1,7 @@
-"""Faults that were mended, put back: each mutant makes the product as wrong as it was, for `make search-proof`.
+"""Faults that were mended, put back, for `make search-proof`.
 
-A mutant breaks what the fix does, at a name of torch's or of the product. Where the name has gone it raises
-AttributeError or ImportError, and is to be written anew for the code that does it now.
+A mutant breaks what a fix does, at a name of torch's or of the product. Where the name has gone it
+raises AttributeError or ImportError, and is to be written anew for the code that does it now.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ def _replace(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
 
 
 def _keep_gathered(training: bool) -> None:
-    """FSDP's own `reshard`, by which weights are given back after a forward without gradients, does nothing."""
+    """FSDP's own `reshard` does nothing, in eval mode or in training mode."""
     from torch.distributed.fsdp import FSDPModule
 
     def make(reshard: Any) -> Any:
@@ -26,7 +26,7 @@ def _keep_gathered(training: bool) -> None:
 
 
 def gathered_after_evaluation() -> None:
-    """After an evaluation FSDP's root module stayed gathered, and checkpoints missed its parameters."""
+    """After an evaluation FSDP's root stayed gathered, and checkpoints missed its parameters."""
     from phalanx.strategies.fsdp import Fsdp
 
     _keep_gathered(training=False)
@@ -39,7 +39,7 @@ def gathered_after_forward() -> None:
 
 
 def reduced_in_parameters_type() -> None:
-    """FSDP took no type for reductions as that of the parameters, and reduced bf16 gradients in bf16."""
+    """FSDP took no type for reductions as that of the parameters: bf16."""
     import torch
 
     from phalanx.strategies import fsdp
@@ -51,7 +51,7 @@ def reduced_in_parameters_type() -> None:
 
 
 def counted_by_first_tensor() -> None:
-    """The first tensor's first dimension was taken for the number of samples, whatever the other tensors said."""
+    """The first tensor's first dimension counted, whatever the other tensors said."""
     from phalanx.data import feed
     from phalanx.data.batch import count
 
@@ -59,14 +59,14 @@ def counted_by_first_tensor() -> None:
 
 
 def loops_repeated() -> None:
-    """A resumed epoch began with its first loop, though that was over when the checkpoint was taken."""
+    """A resumed epoch began with its first loop, though that had been over."""
     from phalanx.run.loops import Loops
 
     _replace(Loops, "repeated", lambda old: lambda *arguments: False)
 
 
 def iterated_one_behind() -> None:
-    """A loader iterated beside `steps` counted a batch as used only when the next one was asked for."""
+    """A loader beside `steps` counted a batch as used when the next one was asked for."""
     from phalanx.data.passes import Passes
 
     def make(hand_out: Any) -> Any:
@@ -81,8 +81,8 @@ def iterated_one_behind() -> None:
 
 
 def cleared_in_group() -> None:
-    """`zero_grad` before an optimizer's own backward cleared what it had from earlier micro-batches, if another
-    optimizer's backward came before it."""
+    """`zero_grad` before an optimizer's own backward, but after another's, cleared what it had from
+    earlier micro-batches."""
     from phalanx.run.gradients import Gradients
 
     def clears(self: Any, proxy: Any) -> bool:
@@ -93,7 +93,7 @@ def cleared_in_group() -> None:
 
 
 def divided_at_first_step() -> None:
-    """The first optimizer's step divided all gradients by the weights until then, and forgot them."""
+    """The first step divided all gradients by the weights until then, and forgot them."""
     from phalanx.run.gradients import Gradients
 
     def normalise(self: Any, parameters: Any) -> None:
@@ -108,7 +108,7 @@ def divided_at_first_step() -> None:
 
 
 def reduced_as_floats() -> None:
-    """Dicts were paired by order, Python's numbers went through float64, and weights multiplied in a tensor's type."""
+    """Dicts were paired by order, and all numbers went through float64."""
     import torch
 
     from phalanx.run import api

@@ -1,4 +1,4 @@
-"""Whether the search finds known faults: each fix is taken back, and it must find what is wrong then."""
+"""Whether the search finds known faults: each fix is taken back, and it must find that."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def main() -> int:
     options = parser.parse_args()
     missed = []
     for name in options.mutants:
-        mutants.apply(name)  # here too, where nothing uses it: a mutant without its target ends the proof
+        mutants.apply(name)  # a mutant without its target ends the proof
         begin = time.monotonic()
         finding = _search(name, begin + 60 * options.minutes, options)
         seconds = time.monotonic() - begin

@@ -1,7 +1,7 @@
 """Ranks that stay alive between cases: a set of them for each engine and world size, forked once.
 
-A start costs a second of CPU, a case in living ranks a few hundredths. A set in which a case did not end well is
-killed, and a new one starts with the next case, so that no case can harm another.
+A start costs up to a second of CPU, a case in living ranks a few hundredths. A set in which a case
+did not end well is killed, and a new one starts with the next case, so that none harms another.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a rank says of a case: its value, the error by which the product refused it, or another failure."""
+    """What a rank says of a case: its value, the product's refusal, or another failure."""
 
     value: Any = None
     refusal: str = ""
@@ -129,7 +129,7 @@ def _live(pipe: Connection, environ: dict[str, str], mutant: str) -> None:
         except (EOFError, OSError):
             os._exit(0)
         os.chdir(folder)
-        torch.nn.functional.linear = linear  # ZeRO's stage 3 puts another there for the process's life
+        torch.nn.functional.linear = linear  # stage 3 leaves its own
         begin = time.process_time()
         answer = _answer(function, args)
         pipe.send(replace(answer, cpu=time.process_time() - begin))

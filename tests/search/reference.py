@@ -1,4 +1,4 @@
-"""The same training by hand: plain torch in one process, on the batches that ranks are documented to get."""
+"""The same training by hand: plain torch in one process, on the batches that the docs promise."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Expected:
 def dealt(case: Case, world: int, loader: str, fed: Fed) -> list[Parts]:
     """The micro-batches of a pass, after a check of what ranks got.
 
-    The order is free where the script shuffles, but each sample must be in it once, dealt as documented.
+    The order is free where the script shuffles, but each sample must be in it once.
     """
     if case.loader in UNITS:
         micros = _in_turn(models.units(case, loader), world)

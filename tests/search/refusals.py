@@ -1,4 +1,4 @@
-"""What the product is known to refuse, and where. Any other refusal is a finding: it might hide a fault."""
+"""What the product is known to refuse, and where. Any other refusal is a finding."""
 
 from __future__ import annotations
 

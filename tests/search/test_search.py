@@ -1,4 +1,4 @@
-"""Small trainings drawn at random, under every strategy at 1 to 4 ranks, against a loop by hand. See CONTRIBUTING."""
+"""Random small trainings under every strategy against a loop by hand: see CONTRIBUTING."""
 
 from __future__ import annotations
 
