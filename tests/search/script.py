@@ -47,11 +47,12 @@ def play(case: Case, place: Place) -> Trace:
 def settings(case: Case, place: Place) -> dict[str, Any]:
     """The arguments of `phalanx.init`."""
     name, _, stage = place.strategy.partition("-")
-    fsdp = {"reshard_after_forward": case.gather, "param_dtype": case.sharded}
+    unused = {"find_unused_parameters": "conditional" in case.parts}
+    fsdp = {"reshard_after_forward": case.gather, "param_dtype": case.sharded, **unused}
     return {
         **{"strategy": name, "name": "case", "run_root": ".", "progress": False, "num_workers": 0},
         **{"seed": case.seed, "accumulate": case.accumulate, "precision": case.precision},
-        **{"fsdp": fsdp, "ddp": {"find_unused_parameters": "conditional" in case.parts}},
+        **{"fsdp": fsdp, "ddp": unused},
         **({"deepspeed": {"zero_stage": int(stage)}} if stage else {}),
     }
 

@@ -12,6 +12,7 @@ from tests.search import mutants
 from tests.search.cases import PLACES, REQUIRED, SOME, there
 from tests.search.compare import compare
 from tests.search.examples import EXAMPLES
+from tests.search.faults import OPEN, Open
 from tests.search.hunt import ENOUGH, Summary, hunt
 from tests.search.ranks import Pool
 
@@ -39,6 +40,14 @@ def test_what_was_wrong_once_is_right(pool: Pool, summary: Summary) -> None:
         summary.add(case, verdict)
         wrong += [f"{case} at {place}: {words}" for place, words in verdict.wrong.items()]
     assert not wrong, "\n\n".join(wrong)
+
+
+@pytest.mark.parametrize("fault", OPEN, ids=lambda fault: fault.what)
+def test_an_open_fault_is_still_there(pool: Pool, fault: Open) -> None:
+    """What has been mended is no longer passed over, and its case becomes an example."""
+    if not there([fault.place]):
+        pytest.skip(f"{fault.place.strategy} is not installed: `make engines` does it")
+    assert compare(pool, fault.case, [fault.place], all_of_them=True).wrong, "mended: move it to examples.py"
 
 
 def test_each_mutant_has_its_target(tmp_path: Path) -> None:
