@@ -49,9 +49,11 @@ EXAMPLES = [
     Case(groups="empty", save="end", epochs=2, optimizer="adamw"),
     Case(optimizer="adagrad"),
     Case(precision="fp16"),
-    # Never wrong: what else every run is to try.
+]
+# Never wrong: what else every run is to try, everywhere.
+EVERYWHERE = [
     Case(parts=("blocks", "shared", "tied"), loader="dict", optimizer="momentum", groups="two", scheduler="epoch"),
-    Case(parts=("conditional", "frozen"), loader="sampler", accumulate=2, value="broadcast nested", save="asked"),
+    Case(parts=("frozen",), loader="sampler", accumulate=2, value="broadcast nested", save="asked"),
     Case(loader="ready", size=6, precision="bf16", epochs=2),
     Case(loader="graph", size=6, weighted=True, accumulate=2),
     Case(loader="batches", size=5, parts=("buffers",), second="half", clear="first"),
