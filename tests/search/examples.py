@@ -20,6 +20,8 @@ EXAMPLES = [
     # What a batch counts, where its first tensor doesn't tell.
     Case(loader="graph", accumulate=4),
     Case(loader="graph", accumulate=4, weighted=True, validate=True),
+    # One rank's doubt about a batch's number of samples was an error on that rank only.
+    Case(seed=3, loader="graph", size=7),
     # A rank without data got images without channels in an evaluation.
     Case(loader="images", validate=True, parts=("buffers",)),
     # Samplers with generators that nobody sees.

@@ -30,17 +30,7 @@ def _moved_by_zeros(case: Case, place: Place) -> bool:
     return _zero(place) or place.size > 1
 
 
-def _counts(case: Case) -> bool:
-    return case.validate or case.aside == "evaluate" or not case.weighted
-
-
 OPEN = [
-    Open(
-        "where a batch doesn't tell its samples, some ranks have an error and others wait",
-        lambda case, place: case.loader == "graph" and place.size > 1 and _counts(case),
-        Case(loader="graph", weighted=True, validate=True),
-        Place("ddp", 2),
-    ),
     Open(
         "DeepSpeed's own error, where parameters have several types",
         lambda case, place: "double" in case.parts and _zero(place),
