@@ -12,7 +12,7 @@ KNOWN = {
         "fewer than the \\d ranks that share them",
         "drop_last=True leaves nothing of",
         "number of samples, which this batch doesn't tell",
-        "no batch of none can be made|no batch without samples can be made",
+        "no batch of none|no batch without samples can be made",
     ),
     "deepspeed": (
         "trains one model with one optimizer",
