@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 export PIP_NO_WARN_SCRIPT_LOCATION = 1
 
-.PHONY: demo check test engines bench lint clean slurm-packages container-packages browser-packages
+.PHONY: demo check test search search-proof engines bench lint clean slurm-packages container-packages browser-packages
 
 demo: $(VENV)/.demo
 	$(BIN)/phalanx run --nproc 2 examples/digits/train.py
@@ -15,6 +15,15 @@ check: lint
 
 test: lint slurm-packages container-packages browser-packages engines
 	$(BIN)/python -m pytest -m "not gpu" --durations=15 --durations-min=10
+
+# Random small trainings against a loop by hand, for as long as one likes: make search MINUTES=30
+MINUTES ?= 10
+search: engines
+	$(BIN)/python -W ignore -m tests.search --minutes $(MINUTES)
+
+# Takes one fix after the other back, and fails unless the search finds each fault.
+search-proof: engines
+	$(BIN)/python -W ignore -m tests.search.proof
 
 # A real Slurm cluster runs inside the tests, where it can: as root on Debian. Elsewhere those tests say that they were skipped.
 slurm-packages:
