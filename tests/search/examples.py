@@ -59,5 +59,5 @@ EVERYWHERE = [
     Case(loader="ready", size=6, precision="bf16", epochs=2),
     Case(loader="graph", size=6, weighted=True, accumulate=2),
     Case(loader="batches", size=5, parts=("buffers",), second="half", clear="first"),
-    Case(loader="stream", size=7, accumulate=3),
+    Case(loader="stream", size=7, accumulate=3, parts=("conditional",)),
 ]
