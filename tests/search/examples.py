@@ -46,6 +46,7 @@ EXAMPLES = [
     Case(value="gather dtypes"),
     # Models that some engine couldn't take.
     Case(parts=("double",)),
+    Case(parts=("double",), clip=0.05, norm=float("inf"), size=8),
     Case(parts=("scalar",)),
     Case(parts=("tied blocks",)),
     Case(groups="empty", save="end", epochs=2, optimizer="adamw"),

@@ -30,28 +30,12 @@ def _moved_by_zeros(case: Case, place: Place) -> bool:
     return _zero(place) or place.size > 1
 
 
-def _extreme(case: Case) -> bool:
-    return case.clip is not None and case.norm != 2.0
-
-
 OPEN = [
-    Open(
-        "DeepSpeed's own error, where parameters have several types",
-        lambda case, place: "double" in case.parts and _zero(place),
-        Case(parts=("double",)),
-        Place("deepspeed-3", 1),
-    ),
     Open(
         "ZeRO's stages 2 and 3 hang where a parameter is reached on some ranks only",
         lambda case, place: "conditional" in case.parts and place.strategy in ("deepspeed-2", "deepspeed-3"),
         Case(parts=("conditional",), size=8),
         Place("deepspeed-2", 2),
-    ),
-    Open(
-        "fsdp's infinity norm has the type of the parameters that a rank has a part of",
-        lambda case, place: place.strategy == "fsdp" and "double" in case.parts and _extreme(case),
-        Case(parts=("double",), clip=0.05, norm=float("inf"), size=8),
-        Place("fsdp", 4),
     ),
     Open(
         "fsdp reduces unequally: parameters of two types, a frozen first layer, one that a rank doesn't reach",

@@ -22,6 +22,7 @@ KNOWN = {
         "would give Adagrad flat pieces",
         "fp16 engine at deepspeed.zero_stage=0 keeps its fp32 weights",
         "DeepSpeed has no fp16 on a CPU",
+        "reduces gradients of float32, bfloat16 and float16 only",
         "can't shard \\w+, a parameter of no dimension",
         "a backward pass after run.clip_grad_norm\\(\\) without",
     ),

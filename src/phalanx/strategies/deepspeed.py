@@ -26,6 +26,7 @@ from .process_group import ProcessGroupStrategy, broadcast_state
 _ELEMENTWISE = ("SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Adadelta", "ASGD", "Rprop")
 _OWN_KIND = ("FusedAdam", "DeepSpeedCPUAdam", "DeepSpeedCPULion", "FusedLion")
 _FINALIZE = "finalize_gradient_accumulation_boundary"
+_REDUCED = (torch.float32, torch.bfloat16, torch.float16)
 _WITH_CLOSURE = ("LBFGS",)
 
 
@@ -46,6 +47,7 @@ class Deepspeed(ProcessGroupStrategy):
         if self.device.type == "cpu":
             _without_compiler()
         self._engine: Any = None
+        self._linear = torch.nn.functional.linear
         self._optimizer: Any = None
         self._groups: list[list[nn.Parameter]] = []
         self._places: list[int] = []
@@ -65,6 +67,7 @@ class Deepspeed(ProcessGroupStrategy):
                 if self._ours:
                     _forget_groups()
         finally:
+            torch.nn.functional.linear = self._linear  # stage 3 puts its own there
             super().teardown(failed)
 
     def grad_scaler(self) -> None:
@@ -141,6 +144,12 @@ class Deepspeed(ProcessGroupStrategy):
             raise UsageError(
                 f"{type(optimizer).__name__} holds parameters of other models too, and DeepSpeed's engine is one "
                 "model's: put the models into one module, or use --strategy ddp or fsdp"
+            )
+        odd = next((p for p in model.parameters() if p.requires_grad and p.dtype not in _REDUCED), None)
+        if odd is not None:
+            raise UsageError(
+                f"DeepSpeed reduces gradients of float32, bfloat16 and float16 only, and {own[id(odd)]} is "
+                f"{odd.dtype}: convert it (model.float()), or use --strategy ddp"
             )
         if self.config.deepspeed.zero_stage == 0:
             return

@@ -6,7 +6,7 @@ import logging
 import math
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import torch
@@ -172,8 +172,10 @@ class Fsdp(ProcessGroupStrategy):
         parts = [g.to_local() if isinstance(g, DTensor) else g for g in gradients]
         norms = [torch.linalg.vector_norm(part, norm_type) for part in parts if part.numel()]
         op = "max" if norm_type > 0 else "min"
-        none = torch.full((), 0.0 if norm_type > 0 else math.inf, device=self.device)
-        norm: Tensor = torch.linalg.vector_norm(torch.stack([*norms, none]), norm_type)
+        # Of a type that follows from all parts, empty ones too: the same on all ranks.
+        kind = reduce(torch.promote_types, (part.dtype for part in parts), torch.float32)
+        none = torch.full((), 0.0 if norm_type > 0 else math.inf, device=self.device, dtype=kind)
+        norm: Tensor = torch.linalg.vector_norm(torch.stack([norm.to(kind) for norm in (*norms, none)]), norm_type)
         self.comm.all_reduce(norm, op)
         torch._foreach_mul_(parts, float((max_norm / (norm + 1e-6)).clamp(max=1.0)))
         return norm
