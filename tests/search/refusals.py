@@ -14,6 +14,7 @@ KNOWN = {
         "number of samples, which this batch doesn't tell",
         "no batch of none|no batch without samples can be made",
     ),
+    "fsdp": ("find_unused_parameters=true needs torch 2.13",),
     "deepspeed": (
         "trains one model with one optimizer",
         "holds parameters of other models too",

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from .process_group import ProcessGroupStrategy, broadcast_tensors
+from .process_group import ProcessGroupStrategy, broadcast_state, broadcast_tensors
 
 # torch 2.13 renamed the argument.
 _BUFFERS = next(
@@ -54,14 +54,16 @@ class Ddp(ProcessGroupStrategy):
     def wrap(self, model: nn.Module) -> nn.Module:
         model = model.to(self.device)
         if not any(parameter.requires_grad for parameter in model.parameters()):
+            broadcast_state(model, self.comm)
             return model  # a frozen model has no gradients to average, and DDP refuses it
         settings = self.config.ddp
         buffers: dict[str, Any] = {} if settings.broadcast_buffers else {_BUFFERS: False}
         own = getattr(model, _IGNORED, ())
-        odd = [name for name, buffer in model.named_buffers() if not _can_be_sent(buffer) and name not in own]
+        names = [name for name, _ in model.named_buffers() if name not in own]
+        odd = [name for name, buffer in model.named_buffers() if name in names and not _can_be_sent(buffer)]
         with _ignoring(model, [*own, *odd]):
             wrapped = self._wrapped(model, buffers)
-        self._send(odd, wrapped)
+        self._send(names if buffers else odd, wrapped)  # told to send none at forwards, an older DDP sends none here
         if odd and settings.broadcast_buffers:
             wrapped.register_forward_pre_hook(partial(self._before_forward, odd))
         return wrapped
