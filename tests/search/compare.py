@@ -117,6 +117,8 @@ def _close(case: Case, found: Any, wanted: Any) -> bool:
         )  # fmt: skip
     if isinstance(wanted, int):
         return bool(found == wanted)
+    if math.isnan(wanted):  # trained too fast, by hand too
+        return math.isnan(found)
     if case.precision == "fp32":
         return math.isclose(found, wanted, rel_tol=2e-4, abs_tol=1e-5)
     return math.isclose(found, wanted, rel_tol=0.03, abs_tol=0.01)

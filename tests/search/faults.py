@@ -38,6 +38,12 @@ OPEN = [
         Place("deepspeed-2", 2),
     ),
     Open(
+        "DDP's own error where it looks for unused parameters and two forwards have one backward pass",
+        lambda case, place: place.strategy == "ddp" and "conditional" in case.parts and case.pair == "zip",
+        Case(parts=("conditional",), batch=1, pair="zip"),
+        Place("ddp", 1),
+    ),
+    Open(
         "fsdp reduces unequally: parameters of two types, a frozen first layer, one that a rank doesn't reach",
         lambda case, place: place.strategy == "fsdp" and {"conditional", "double", "frozen"} <= set(case.parts),
         Case(parts=("conditional", "double", "frozen"), size=8),
