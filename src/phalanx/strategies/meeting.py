@@ -37,7 +37,7 @@ _SHORTEST = 0.0005  # seconds between looks for the others, which grow with the 
 class Meeting:
     """One rank's side. Calls are numbered, as every rank makes each: the first that differs has one number on all.
 
-    `gather(rows, mine, limit)` begins an all-gather of `mine` into `rows` that fails after `limit`
+    `gather(table, mine, limit)` begins an all-gather of `mine` into the rows of `table` that fails after `limit`
     seconds, and `tell` is an all-gather of an object.
     """
 
@@ -46,7 +46,7 @@ class Meeting:
         store: Store,
         rank: int,
         world_size: int,
-        gather: Callable[[list[torch.Tensor], torch.Tensor, float], Any],
+        gather: Callable[[torch.Tensor, torch.Tensor, float], Any],
         tell: Callable[[Any], list[Any]],
     ) -> None:
         self._store, self._rank, self._world_size = store, rank, world_size
@@ -69,7 +69,7 @@ class Meeting:
         digest = blake2b("\0".join((call, *what)).encode(errors="surrogatepass"), digest_size=8).digest()
         mine = torch.tensor([int.from_bytes(digest, "little", signed=True), bool(problem), *words], dtype=torch.int64)
         table = torch.empty(self._world_size, len(mine), dtype=torch.int64)
-        self._finish(self._gather(list(table.unbind()), mine, limit), call, limit)
+        self._finish(self._gather(table, mine, limit), call, limit)
         rows = table.tolist()
         hashed = rows[0][0]
         if any(row[0] != hashed or row[1] for row in rows):

@@ -52,17 +52,17 @@ class GroupComm(Comm):
             dist.all_gather_object(values, value, group)
             return values
 
-        def gather(rows: list[Tensor], mine: Tensor, limit: float) -> Any:
+        def gather(table: Tensor, mine: Tensor, limit: float) -> Any:
             options = AllgatherOptions()
             options.timeout = timedelta(seconds=min(limit, _EVER))
-            return group.allgather([rows], [mine], options)  # as dist.all_gather does, which knows no limit
+            # As torch.distributed's own functions do, which know no limit.
+            return group._allgather_base(table.view(-1), mine, options)
 
         return Meeting(self._store, self.rank, self.world_size, gather, tell)
 
-    def _gather_on_device(self, rows: list[Tensor], mine: Tensor, limit: float) -> Any:
+    def _gather_on_device(self, table: Tensor, mine: Tensor, limit: float) -> Any:
         """Where no gloo was built: a wait that can't be cut short."""
-        for row, part in zip(rows, self.all_gather(mine), strict=True):
-            row.copy_(part)
+        table.copy_(torch.stack(self.all_gather(mine)))
         return _Done()
 
     @property
