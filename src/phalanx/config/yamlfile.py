@@ -119,7 +119,7 @@ class _Builder:
         return self._tree(node)
 
     def _tree(self, node: yaml.MappingNode) -> Tree:
-        with self._inside(node):
+        with self.inside(node):
             return {key: self._branch(item, line) for key, (item, line) in self._items(node).items()}
 
     def _branch(self, node: yaml.Node, line: int) -> Tree | Leaf:
@@ -135,7 +135,7 @@ class _Builder:
         if isinstance(node, yaml.ScalarNode):
             return self._scalar(node)
         assert isinstance(node, yaml.CollectionNode)
-        with self._inside(node):
+        with self.inside(node):
             if isinstance(node, yaml.MappingNode):
                 return {key: self.value(item) for key, (item, _) in self._items(node).items()}
             return [self.value(item) for item in node.value]
@@ -150,7 +150,7 @@ class _Builder:
         return str(node.value)
 
     @contextmanager
-    def _inside(self, node: yaml.CollectionNode) -> Iterator[None]:
+    def inside(self, node: yaml.CollectionNode) -> Iterator[None]:
         kind = "map" if isinstance(node, yaml.MappingNode) else "seq"
         if node.tag != _PREFIX + kind:
             raise _Problem(f"the tag {node.tag!r} has no meaning here", node.start_mark)

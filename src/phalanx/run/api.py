@@ -178,7 +178,10 @@ class Run:
         return self._loop.evaluate(loader, even)
 
     def accumulate(self, *models: nn.Module) -> AbstractContextManager[None]:
-        """Within it, gradients add up over `accumulate` batches, and steps act on the last of them only."""
+        """Within it, gradients add up over `accumulate` batches, and steps act on the last of them only.
+
+        Steps and clearing that follow in the same batch belong to it. Name all models that the loop trains.
+        """
         context = self._contexts.get(models)
         if context is None:
             context = self._contexts[models] = AccumulateContext(self._session.gradients, models)

@@ -50,11 +50,11 @@ class Strategy:
 
     def unwrap(self, model: nn.Module) -> nn.Module:
         """The user's own module inside `wrap`'s and torch.compile's, in whatever order these lie."""
-        while (inner := self._inside(model)) is not None:
+        while (inner := self.inside(model)) is not None:
             model = inner
         return model
 
-    def _inside(self, model: nn.Module) -> nn.Module | None:
+    def inside(self, model: nn.Module) -> nn.Module | None:
         """What a wrapper holds; None for a module of the user's."""
         compiled = type(model).__name__ == "OptimizedModule"  # torch._dynamo's; its import takes a second
         return model._modules["_orig_mod"] if compiled else None

@@ -89,12 +89,12 @@ class Ddp(ProcessGroupStrategy):
             **buffers,
         )
 
-    def _inside(self, model: nn.Module) -> nn.Module | None:
-        return model.module if isinstance(model, DistributedDataParallel) else super()._inside(model)
+    def inside(self, model: nn.Module) -> nn.Module | None:
+        return model.module if isinstance(model, DistributedDataParallel) else super().inside(model)
 
     def no_sync(self, model: nn.Module) -> AbstractContextManager[Any]:
         while not isinstance(model, DistributedDataParallel):
-            inner = self._inside(model)  # what torch.compile has taken after prepare()
+            inner = self.inside(model)  # what torch.compile has taken after prepare()
             if inner is None:
                 return super().no_sync(model)
             model = inner

@@ -189,8 +189,8 @@ class Deepspeed(ProcessGroupStrategy):
         """Whether the script's own optimizer steps on the parameters' own gradients."""
         return self._optimizer is self._engine.basic_optimizer
 
-    def _inside(self, model: nn.Module) -> nn.Module | None:
-        inner: nn.Module | None = model.module if model is self._engine else super()._inside(model)
+    def inside(self, model: nn.Module) -> nn.Module | None:
+        inner: nn.Module | None = model.module if model is self._engine else super().inside(model)
         return inner
 
     def _is_own(self, model: nn.Module) -> bool:
