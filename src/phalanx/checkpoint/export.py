@@ -37,7 +37,8 @@ def export(checkpoint: Path, out: Path, model: int) -> int:
             _safetensors(weights, facts, part)
         else:
             others = _others(checkpoint, f"model.{model}/") if facts["other"] else {}
-            torch.save({**weights, **others}, part)
+            with part.open("wb") as file:  # torch's own writer would hide the disk's error
+                torch.save({**weights, **others}, file)
         part.replace(out)
     except OSError as error:
         raise CheckpointError(f"cannot write {out}: {error.strerror or error}") from None

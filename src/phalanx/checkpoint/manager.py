@@ -165,6 +165,12 @@ class Manager:
         monitor = self.monitor
         facts = {"world_size": self.comm.world_size, "epoch": progress.get("epoch", 0), "models": models}
         path = store.commit(self.root, step, {**facts, **(monitor.facts(step) if monitor else {})})
+        later = store.set_aside(self.root, step)
+        if later:
+            log.warning(
+                "the run had gone back to step %d or before: its later checkpoints %s are set aside, as <step>.left",
+                step, ", ".join(later),
+            )  # fmt: skip
         if monitor is not None:
             monitor.committed(path)
         store.prune(self.root, self.keep, monitor.spared() if monitor else ())

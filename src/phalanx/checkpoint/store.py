@@ -66,6 +66,17 @@ def commit(root: Path, step: int, facts: dict[str, object]) -> Path:
     return final
 
 
+def set_aside(root: Path, step: int) -> list[str]:
+    """Put checkpoints of later steps out of the way: the run went back behind them, and its new ones are to be the
+    newest. They stay, as `<step>.left`. One rank calls it; the result are their steps."""
+    later = [path for path in steps(root) if int(path.name) > step]
+    for path in later:
+        left = path.with_name(f"{path.name}.left")
+        shutil.rmtree(left, ignore_errors=True)
+        path.rename(left)
+    return [path.name for path in reversed(later)]
+
+
 def abandon(root: Path, step: int) -> None:
     """Nothing is left of a checkpoint that could not be written: its disk may be full. One rank calls it."""
     shutil.rmtree(staging(root, step), ignore_errors=True)

@@ -82,10 +82,17 @@ def _chosen(path: Path, values: Mapping[str, str], best: bool) -> Path:
     step = _number(values, "step")
     if best and step is not None:
         raise UsageError("--best and --step exclude each other: give one of them")
-    if (path / store.MARKER).exists() or (path / ".metadata").exists():
+    if _is_checkpoint(path):
+        if best or step is not None:
+            raise UsageError(
+                f"--{'best' if best else 'step'} chooses from a run's checkpoints, and {path} is one of them"
+            )
         found = [path]
     elif step is not None:
         found = [path / "checkpoints" / str(step)]
+        if not found[0].is_dir():
+            there = ", ".join(one.name for one in reversed(store.steps(path / "checkpoints"))) or "none"
+            raise UsageError(f"--step {step}: {path} has no such checkpoint; there are {there}")
     else:
         found = _best(path) if best else store.steps(path / "checkpoints")
     defects = {one: store.defect(one) for one in found}
@@ -97,16 +104,31 @@ def _chosen(path: Path, values: Mapping[str, str], best: bool) -> Path:
     return whole
 
 
+def _is_checkpoint(path: Path) -> bool:
+    return (path / store.MARKER).exists() or (path / ".metadata").exists()
+
+
 def _best(run_dir: Path) -> list[Path]:
     root = run_dir / "checkpoints"
     for said in map(store.marker_of, store.steps(root)):
-        for name in said.get("monitor", {}):  # the newest one's, as the run may have got another
-            return Monitor(root, name, said.get("mode", "min"), 1).best()
-    raise UsageError(f"--best: the run {run_dir} was without the setting checkpoint.monitor; use --step N")
+        for name in _values(said):  # the newest one's, as the run may have got another
+            found = Monitor(root, name, said.get("mode", "min"), 1).best()
+            if not found:
+                raise UsageError(
+                    f"--best: no checkpoint in {root} has a value of {name} that is a number; use --step N"
+                )
+            return found
+    raise UsageError(f"--best: no checkpoint in {root} has a value of checkpoint.monitor; use --step N")
+
+
+def _values(said: Mapping[str, Any]) -> dict[str, float]:
+    values = said.get("monitor")
+    return values if isinstance(values, dict) else {}
 
 
 def _list(run_dir: Path, as_json: bool) -> int:
-    rows = [_row(path) for path in store.steps(run_dir / "checkpoints")]
+    found = [run_dir] if _is_checkpoint(run_dir) and run_dir.name.isdecimal() else store.steps(run_dir / "checkpoints")
+    rows = [_row(path) for path in found]
     if as_json:
         print(json.dumps(rows, indent=1))
         return 0
@@ -121,7 +143,7 @@ def _list(run_dir: Path, as_json: bool) -> int:
 
 
 def _row(path: Path) -> dict[str, Any]:
-    said, values = store.marker_of(path), store.marker_of(path).get("monitor", {})
+    said = store.marker_of(path)
     sizes = [file.stat().st_size for file in path.iterdir() if file.is_file()]
     return {
         "step": int(path.name),
@@ -129,6 +151,6 @@ def _row(path: Path) -> dict[str, Any]:
         "time": datetime.fromtimestamp(path.stat().st_mtime).strftime("%Y-%m-%d %H:%M:%S"),
         "mib": sum(sizes) / 2**20,
         "ranks": said.get("world_size", 0),
-        "values": {name: None if math.isnan(value) else value for name, value in values.items()},
+        "values": {name: None if math.isnan(value) else value for name, value in _values(said).items()},
         "defect": store.defect(path),
     }

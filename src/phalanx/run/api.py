@@ -272,6 +272,9 @@ class Run:
     def log(self, values: Mapping[str, Any], step: int | None = None) -> None:
         """Record metrics (numbers or tensors of one element) at `step`, by default the current one; main rank only."""
         if not self.is_main:
+            for name, value in values.items():
+                if isinstance(value, str) or (isinstance(value, Tensor) and value.numel() != 1):
+                    _number(name, value)  # raises, as on the main rank
             return
         numbers = {name: _number(name, value) for name, value in values.items()}
         at = self.step if step is None else step
@@ -368,6 +371,8 @@ class Run:
 def _number(name: str, value: Any) -> float | int:
     if isinstance(value, bool | int | float):
         return value
+    if isinstance(value, str):
+        raise UsageError(f"log() got the text {value!r} for {name!r}: expected a number or a tensor of one element")
     try:
         return float(value.detach() if isinstance(value, Tensor) else value)
     except (TypeError, ValueError, RuntimeError):

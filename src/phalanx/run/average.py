@@ -25,8 +25,8 @@ class Average:
     """
 
     def __init__(self, session: Session, model: nn.Module, decay: float, name: str) -> None:
-        if not 0.0 <= decay <= 1.0:
-            raise UsageError(f"ema(decay={decay:g}): expected a number from 0 to 1, such as 0.999")
+        if isinstance(decay, bool) or not isinstance(decay, int | float) or not 0.0 <= decay <= 1.0:
+            raise UsageError(f"ema(decay={decay!r}): expected a number from 0 to 1, such as 0.999")
         if not any(model is own for own in session.models):
             raise UsageError("ema() got a model that isn't prepared: give it what run.prepare() returned")
         self._session, self._model, self._decay = session, model, decay
@@ -37,7 +37,7 @@ class Average:
         with torch.no_grad():
             self._shadow = [part.to(torch.float32) if part.dtype in _HALVES else part.clone() for part in self._parts()]
         self._updates = 0
-        register(session, name, _Saved(self), False)
+        register(session, name, _Saved(self), False, f"an average of decay {decay:g}")
         self._optimizers[-1].after_step.append(self._update)
 
     def _find_optimizers(self) -> list[Any]:

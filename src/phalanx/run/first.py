@@ -17,7 +17,7 @@ def main_first(comm: Comm, topology: Topology, local: bool) -> Iterator[None]:
     """Rank 0 (or each node's first rank) runs what is inside, then all others do; see `Run.main_first`."""
     around = comm.apart
     if not around:  # inside another one the ranks are apart already, and can't meet
-        comm.meet(NAME, math.inf)
+        comm.meet(NAME.replace("()", "(local=True)") if local else NAME, math.inf)
     turn = comm.turn()
     first = topology.local_rank == 0 if local else comm.rank == 0
     group = f"node {topology.node_rank}" if local else "all"

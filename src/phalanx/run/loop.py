@@ -49,7 +49,11 @@ class Loop:
             session.in_epoch, session.trained = True, False
             session.where.epoch = session.epoch
             session.loops.begin_epoch(session.epoch)
-            yield session.epoch
+            session.inside_epochs = True
+            try:
+                yield session.epoch
+            finally:
+                session.inside_epochs = False
             self._saver.save_if_due(ended=not self._stopped())
             session.in_epoch, session.where.epoch = False, None
             if self._stopped():

@@ -12,9 +12,9 @@ from .proxies import OptimizerProxy, SchedulerProxy
 from .session import Session
 
 
-def register(session: Session, name: str, thing: Any, optional: bool) -> None:
-    """See `Run.register`."""
-    session.comm.meet(f"run.register({name!r}, {type(thing).__name__})")
+def register(session: Session, name: str, thing: Any, optional: bool, what: str = "") -> None:
+    """See `Run.register`; `what` must be the same on all ranks too."""
+    session.comm.meet(f"run.register({name!r}, {what or type(thing).__name__})")
     _check_name(session, name)
     _check_thing(session, name, thing)
     session.contents.registered[name] = Registered(name, thing, optional)

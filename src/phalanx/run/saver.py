@@ -109,6 +109,11 @@ class Saver:
         session = self._session
         if session.averaged is not None:
             raise UsageError("run.resume() inside ema.applied(): call it before that")
+        if session.inside_epochs or session.in_steps:
+            raise UsageError(
+                "run.resume() inside run.epochs() or run.steps() would change the epoch under the loop: call it before "
+                "the loop, or after its end"
+            )
         self._looked = True
         session.begun = True
         session.comm.meet("run.resume()")
@@ -171,8 +176,8 @@ class Saver:
             raise CheckpointError('run.resume("best") needs the setting checkpoint.monitor: the name of a logged value')
         if best is None:
             raise CheckpointError(
-                f"no checkpoint in {self._session.checkpoints.root} was saved with a value of {settings.monitor!r}: "
-                "call run.log with it before run.save()"
+                f"no checkpoint in {self._session.checkpoints.root} was saved with a number as {settings.monitor!r}: "
+                "call run.log with it before run.save() (NaN is never the best)"
             )
         return best
 

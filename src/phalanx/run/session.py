@@ -49,6 +49,7 @@ class Session:
     epoch: int = 0  # the current pass of `epochs`
     in_steps: bool = False
     in_epoch: bool = False
+    inside_epochs: bool = False  # whether the code runs in the body of `epochs`
     trained: bool = False  # whether the current epoch has come to the end of a `steps` loop
     save_asked: bool = False
     begun: bool = False  # whether it has looked for a checkpoint to go on from, or would have
