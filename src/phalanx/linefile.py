@@ -25,8 +25,10 @@ class LineFile:
 
     def write(self, line: bytes) -> None:
         with self._lock:
-            if self._waiting:
-                self._waiting = self._append(self._waiting)
+            if not self._waiting:
+                self._waiting = self._append(line)
+                return
+            self._waiting = self._append(self._waiting)
             if len(self._waiting) + len(line) > MOST:
                 self._lost += 1
             elif self._waiting:

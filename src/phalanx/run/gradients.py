@@ -41,9 +41,12 @@ class Gradients:
         self.group = 0  # of its group
         self.first = True  # whether `micro` is its group's first
         self.last = True  # … or last
+        self.grouped = False  # whether the group has more than one micro-batch
         self.inside = False  # whether the code runs in `accumulate`
+        self.accumulating = False  # whether `micro` is, or was, in it: what follows belongs to the group too
+        self.holding = False  # whether steps must wait for the group's last micro-batch
         self.stepped = False  # whether an optimizer stepped since the group began
-        self._entered: Collection[nn.Module] | None = None  # what `accumulate` was told of in this micro-batch
+        self._entered: Collection[nn.Module] = ()  # what `accumulate` was told of in this micro-batch
         self._accumulates = False  # whether the group has been in `accumulate`
         self._backed = False  # whether `micro` has had a backward pass
         self._gathered = False  # whether earlier ones of its group have
@@ -55,21 +58,6 @@ class Gradients:
     # Where the code is.
 
     @property
-    def accumulating(self) -> bool:
-        """Whether the micro-batch in hand is, or was, in `accumulate`: what follows belongs to its group too."""
-        return self.inside or self._entered is not None
-
-    @property
-    def holding(self) -> bool:
-        """Whether steps must wait for the group's last micro-batch."""
-        return self.accumulating and not self.last
-
-    @property
-    def grouped(self) -> bool:
-        """Whether the group in hand has more than one micro-batch."""
-        return not (self.first and self.last)
-
-    @property
     def complete(self) -> bool:
         """Whether the group's steps have all been taken."""
         return self.last and self.stepped and all(proxy.called == self.number for proxy in self.optimizers)
@@ -79,24 +67,28 @@ class Gradients:
         self.micro, self.group_total, self.first, self.last = micro, group_total, first, last
         self.number += 1
         self._gathered, self._backed = not first and (self._gathered or self._backed), False
-        self._entered = None
+        self.accumulating = self.holding = False
         if first:
             self.stepped = self._accumulates = False
-            self.group = self.number
-            if self.weights:
+            self.group, self.grouped = self.number, not last
+            if self.weights.own:
                 self.weights.forget()
             if not last and len(self.optimizers) > 1 and not self._watching:
                 self._watch()
 
     def end(self) -> None:
         """The loop is over; a backward outside it weighs 1."""
-        self.micro, self.first, self.last, self._entered, self._accumulates = None, True, True, None, False
+        self.micro, self.first, self.last = None, True, True
+        self.grouped = self.accumulating = self.holding = self._accumulates = False
         self.number += 1
 
     def enter(self, models: Collection[nn.Module]) -> None:
         """`accumulate` begins, for these of the user's modules."""
-        self.inside = self._accumulates = True
-        self._entered = models
+        self.inside = True
+        if self.micro is not None:  # else there is no group, and every call acts
+            self.accumulating = self._accumulates = True
+            self.holding = not self.last
+            self._entered = models
 
     def _told(self, models: Iterable[nn.Module]) -> bool:
         """Whether `accumulate` was told of one of `models`; without any it means all."""
@@ -119,7 +111,7 @@ class Gradients:
                 weight = 0.0  # a repeated batch, which another step has counted
             self.weights.note(weight, self.micro)
             return self.weights.share(weight, self._trained()) * self.world_size
-        if self.weights:
+        if self.weights.own:
             raise UsageError(
                 "backward(loss) after backward(loss, weight=…) in one step: give all of a step's a weight, or none"
             )
@@ -154,7 +146,7 @@ class Gradients:
         In a group each parameter is divided at its own first clipping or step, as another model's passes may still be
         to come; outside, where nobody knows what a step's passes are, all are at the first.
         """
-        if not self.weights:
+        if not self.weights.own:
             return
         factor = self.weights.divisor(self.strategy.comm)
         if not self.accumulating:
@@ -187,7 +179,7 @@ class Gradients:
 
     def waits(self, proxy: OptimizerProxy) -> bool:
         """Whether a step of `proxy` must wait for the group's last micro-batch."""
-        if not self.inside and self._entered is not None and self.grouped and not self._told(proxy.models):
+        if self.accumulating and not self.inside and not self._told(proxy.models):
             raise UsageError(
                 "optimizer.step() after run.accumulate(), of a model that it was not told of: its backward pass was "
                 "weighed as a part of the group. Name all models of the loop, run.accumulate(a, b), or train this one "
@@ -199,9 +191,11 @@ class Gradients:
         self.stepped = True
         if closure is not None:
             return optimizer.step(self._agreeing(optimizer, closure))
-        self._check_averaged()
+        if self.grouped:
+            self._check_averaged()
         self.strategy.settle(parameters_of(optimizer))
-        self.normalise(parameters_of(optimizer))
+        if self.weights.own:
+            self.normalise(parameters_of(optimizer))
         if self.scaler is None:
             return self.strategy.step(optimizer)
         self._update_scale = True
@@ -217,9 +211,9 @@ class Gradients:
             )
 
     def clears(self, proxy: OptimizerProxy) -> bool:
-        """Whether clearing gradients is meant: at the group's beginning, or once its step is done. In between it would
-        lose what the group has gathered."""
-        if not self.grouped or not (self.inside or self._accumulates):
+        """Whether clearing gradients is meant, in a group of several: at its beginning, or once its step is done. In
+        between it would lose what the group has gathered."""
+        if not (self.inside or self._accumulates):
             return True
         if proxy.called == self.number:  # the order backward, step, zero_grad
             return self.last
@@ -244,7 +238,7 @@ class Gradients:
 
     def cleared(self) -> None:
         """An optimizer's gradients are gone; so are, if it is the only one, the weights of their backward passes."""
-        if len(self.optimizers) == 1 and self.weights:
+        if len(self.optimizers) == 1:
             self.weights.forget()
 
     def _agreeing(self, optimizer: Optimizer, closure: Callable[[], Any]) -> Callable[[], Any]:

@@ -87,16 +87,19 @@ class OptimizerProxy(Optimizer):
         self.optimizer.load_state_dict(state_dict)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        if self._gradients.clears(self):
-            self._gradients.strategy.zero_grad(self.optimizer, set_to_none)
-            self._gradients.cleared()
+        gradients = self._gradients
+        if gradients.grouped and not gradients.clears(self):
+            return
+        gradients.strategy.zero_grad(self.optimizer, set_to_none)
+        if gradients.weights.own:
+            gradients.cleared()
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         gradients = self._gradients
         if closure is not None and gradients.accumulating and gradients.grouped:
             raise UsageError("an optimizer with a closure (LBFGS) cannot accumulate: use accumulate=1")
         self.called = gradients.number
-        if gradients.waits(self):
+        if gradients.grouped and gradients.waits(self):
             return None
         self._ran = False
         factor = self._factor(self._steps)

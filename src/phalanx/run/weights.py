@@ -20,13 +20,10 @@ from ..errors import UsageError
 class Weights:
     def __init__(self) -> None:
         self.reference = 1.0
-        self._own: list[Any] = []  # of this rank's batches in the step
+        self.own: list[Any] = []  # of this rank's batches in the step
         self._weighed: Micro | None = None  # the batch whose weight is the last of these
         self._total: float | None = None  # over all ranks, once it is known
         self._done: set[int] = set()  # parameters whose gradients have been divided by it, by identity
-
-    def __bool__(self) -> bool:
-        return bool(self._own)
 
     @property
     def next_reference(self) -> float:
@@ -36,20 +33,20 @@ class Weights:
     def forget(self) -> None:
         """The step is over, or its gradients are gone."""
         self.reference = self.next_reference
-        self._own.clear()
+        self.own.clear()
         self._done.clear()
         self._weighed = self._total = None
 
     def note(self, weight: Any, micro: Micro | None) -> None:
         """A batch counts once, however many losses it has."""
         if micro is not None and self._weighed is micro:
-            if float(weight) != float(self._own[-1]):
+            if float(weight) != float(self.own[-1]):
                 raise UsageError(
-                    f"backward(weight={float(weight):g}) after weight={float(self._own[-1]):g} on the same "
+                    f"backward(weight={float(weight):g}) after weight={float(self.own[-1]):g} on the same "
                     "batch: add such losses up, or give them one weight"
                 )
             return
-        self._own.append(weight)
+        self.own.append(weight)
         self._weighed, self._total = micro, None
 
     def share(self, weight: Any, trained: Iterable[nn.Parameter]) -> Any:
@@ -67,7 +64,7 @@ class Weights:
     def divisor(self, comm: Comm) -> float:
         """What gradients are to be multiplied by. All ranks call it, at the same places."""
         if self._total is None:
-            mine = sum(float(weight) for weight in self._own)
+            mine = sum(float(weight) for weight in self.own)
             self._total = comm.all_reduce(torch.tensor([mine], dtype=torch.float64), "sum").item()
             if not self._total > 0:
                 raise UsageError(
