@@ -241,3 +241,25 @@ def test_another_losss_gradients_that_cannot_be_taken_away_are_refused(tmp_path:
     for strategy, world_size in (("single", 1), ("ddp", 2)):
         for refused in run_ranks(adversaries, world_size, strategy, folder=tmp_path):
             assert "requires_grad_(False)" in refused
+
+
+def without_steps() -> list[float]:
+    """Two optimizers in a loop of one's own: each step is that of its own passes, in `accumulate` or not."""
+    with phalanx.init(progress=False, accumulate=2) as run:
+        models = [nn.Linear(1, 1, bias=False) for _ in range(2)]
+        for model in models:
+            nn.init.zeros_(model.weight)
+        pairs = [run.prepare(model, torch.optim.SGD(model.parameters(), 1.0)) for model in models]
+        for weight in (2.0, 6.0):
+            with run.accumulate(*models):
+                for number, (model, optimizer) in enumerate(pairs):
+                    run.backward(model(torch.full((1, 1), 1.0 + number)).mean(), weight=weight)
+                    optimizer.step()
+                    optimizer.zero_grad()
+        return [run.unwrap(model).weight.item() for model, _ in pairs]
+
+
+def test_outside_of_steps_there_is_no_group(tmp_path: Path) -> None:
+    """Gradients 1 and 2, whatever the one weight of a step is: two steps of lr 1."""
+    (found,) = run_ranks(without_steps, 1, folder=tmp_path)
+    assert found == pytest.approx([-2.0, -4.0])
