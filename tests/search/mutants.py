@@ -97,7 +97,7 @@ def divided_at_first_step() -> None:
     from phalanx.run.gradients import Gradients
 
     def normalise(self: Any, parameters: Any) -> None:
-        if self.weights:
+        if self.weights.own:
             everything = [p for model in self.models for _, p in self.strategy.held(model)]
             factor = self.weights.divisor(self.strategy.comm)
             self.strategy.settle(everything)
