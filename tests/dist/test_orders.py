@@ -263,3 +263,24 @@ def test_outside_of_steps_there_is_no_group(tmp_path: Path) -> None:
     """Gradients 1 and 2, whatever the one weight of a step is: two steps of lr 1."""
     (found,) = run_ranks(without_steps, 1, folder=tmp_path)
     assert found == pytest.approx([-2.0, -4.0])
+
+
+def added_up_by_hand() -> float:
+    """Two batches a step, without `accumulate`: gradients 1 and 5 with weights 3 and 1."""
+    with phalanx.init(progress=False) as run:
+        model = nn.Linear(1, 1, bias=False)
+        nn.init.zeros_(model.weight)
+        model, optimizer = run.prepare(model, torch.optim.SGD(model.parameters(), 1.0))
+        loader = run.prepare(DataLoader(TensorDataset(torch.tensor([[1.0], [5.0]] * 2)), 1))
+        for number, (x,) in enumerate(run.steps(loader)):
+            run.backward(model(x).mean(), weight=3.0 if number % 2 == 0 else 1.0)
+            if number % 2:
+                optimizer.step()
+                optimizer.zero_grad()
+        return run.unwrap(model).weight.item()
+
+
+def test_batches_that_a_script_adds_up_itself_keep_their_weights(tmp_path: Path) -> None:
+    """Twice (3*1 + 1*5)/4 = 2."""
+    (found,) = run_ranks(added_up_by_hand, 1, folder=tmp_path)
+    assert found == pytest.approx(-4.0)

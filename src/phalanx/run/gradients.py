@@ -71,13 +71,15 @@ class Gradients:
         if first:
             self.stepped = self._accumulates = False
             self.group, self.grouped = self.number, not last
-            if self.weights.own:
+            if self.weights.divided:  # else the script adds batches up for a step of its own, still to come
                 self.weights.forget()
             if not last and len(self.optimizers) > 1 and not self._watching:
                 self._watch()
 
     def end(self) -> None:
         """The loop is over; a backward outside it weighs 1."""
+        if self.weights.divided:
+            self.weights.forget()
         self.micro, self.first, self.last = None, True, True
         self.grouped = self.accumulating = self.holding = self._accumulates = False
         self.number += 1

@@ -30,6 +30,11 @@ class Weights:
         """The reference of the step that follows: near enough to its own sum."""
         return self.reference if self._total is None else self._total
 
+    @property
+    def divided(self) -> bool:
+        """Whether a step has divided by the sum."""
+        return self._total is not None
+
     def forget(self) -> None:
         """The step is over, or its gradients are gone."""
         self.reference = self.next_reference
