@@ -117,9 +117,6 @@ class Strategy:
 
     def gather_done(self, model: nn.Module) -> None:
         """Give up what the last forward has gathered, which writes to the parts would not reach."""
-        for module in self.unwrap(model).modules():
-            if callable(reshard := getattr(module, "reshard", None)) and hasattr(module, "unshard"):
-                reshard()
 
     def part(self, parameter: nn.Parameter) -> Tensor:
         """This rank's part of a parameter, which may be written to."""

@@ -123,6 +123,9 @@ class Fsdp(ProcessGroupStrategy):
         self._shard(self.unwrap(model))
         return super().held(model, remove_duplicate)
 
+    def gather_done(self, model: nn.Module) -> None:
+        self._shard(self.unwrap(model))
+
     def saved_model(self, model: nn.Module) -> Any:
         return SavedModel(self, self.unwrap(model))
 
