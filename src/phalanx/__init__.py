@@ -9,6 +9,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from .bound import add_packages, lacking
+
 if TYPE_CHECKING:
     from .argparser import ArgumentParser as ArgumentParser
     from .data.iterable import shard as shard
@@ -54,4 +56,14 @@ def __getattr__(name: str) -> Any:
         from .registry import require
 
         require("torch", "torch")
-    return getattr(import_module(f"phalanx.{module}"), name)
+    try:
+        return getattr(import_module(f"phalanx.{module}"), name)
+    except ModuleNotFoundError as error:
+        from .errors import MissingExtraError
+
+        if lacking(error):
+            raise MissingExtraError(lacking(error)) from None
+        raise
+
+
+add_packages()

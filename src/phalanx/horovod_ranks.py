@@ -111,7 +111,8 @@ def gloo_variables(topology: Topology, counts: Sequence[int], host: str, port: i
         "HOROVOD_CPU_OPERATIONS": "gloo",
     }
     device = "lo" if topology.num_nodes == 1 else interface
-    values |= {"HOROVOD_GLOO_IFACE": device} if device else {}
+    if device:
+        values["HOROVOD_GLOO_IFACE"] = device
     return {name: str(value) for name, value in values.items()}
 
 

@@ -1,15 +1,20 @@
 """What launchers say in the environment: each one's variables for rank, world size and place.
 
 The first launcher in LAUNCHERS that gives a rank and a world size is believed.
+Runs on Python 3.8 too, as all that `worker.py` imports: no `|` of dicts, for one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from .errors import TopologyError
 from .hostlist import expand_counts, expand_hostlist
+
+if TYPE_CHECKING:
+    from typing import TypeAlias
 
 FIELDS = ("rank", "world_size", "local_rank", "local_world_size", "node_rank", "num_nodes")
 SIZES = ("world_size", "local_world_size", "num_nodes")
@@ -71,7 +76,7 @@ class Word:
         return f"{self.name}={self.value}"
 
 
-Words = dict[str, Word]
+Words: TypeAlias = "dict[str, Word]"  # in quotes for Python 3.8
 
 
 def meant(environ: Mapping[str, str]) -> dict[str, str]:
@@ -120,7 +125,7 @@ def words(source: str, environ: Mapping[str, str], fields: tuple[str, ...] = FIE
         name = first_set(environ, *names)
         if name is not None and field in fields:
             said[field] = Word(integer(environ, name, least=int(field in SIZES)), name)
-    return said | _slurm_node(said, environ) if source == "slurm" else said
+    return {**said, **_slurm_node(said, environ)} if source == "slurm" else said
 
 
 def agreeing(place: Words, environ: Mapping[str, str]) -> Iterator[tuple[str, Words]]:
@@ -147,7 +152,7 @@ def without_slurm_step(environ: Mapping[str, str]) -> dict[str, str]:
     """The environment less what srun told its task, itself or through its PMI plugin."""
     hidden = {"SLURM_PROCID"}
     if environ.get("PMI_RANK") == environ.get("SLURM_PROCID"):
-        hidden |= {"PMI_RANK", "PMI_SIZE"}
+        hidden.update(("PMI_RANK", "PMI_SIZE"))
     return {name: value for name, value in environ.items() if name not in hidden}
 
 
@@ -183,7 +188,7 @@ def _slurm_node(said: Words, environ: Mapping[str, str]) -> Words:
     nodes = said.get("num_nodes") or found.get("num_nodes")
     name = first_set(environ, "SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE")
     if name is None:
-        return found | _even_nodes(said, nodes, environ)
+        return {**found, **_even_nodes(said, nodes, environ)}
     counts = expand_counts(environ[name])
     if nodes is None:
         nodes = found["num_nodes"] = Word(len(counts), f"{name}={environ[name]!r}, nodes")
@@ -196,7 +201,7 @@ def _slurm_node(said: Words, environ: Mapping[str, str]) -> Words:
     if len(counts) != nodes.value:
         raise TopologyError(f"{name}={environ[name]!r} is for {len(counts)} nodes, but {nodes}")
     check_below(said["node_rank"], nodes)
-    return found | {"local_world_size": Word(counts[said["node_rank"].value], name)}
+    return {**found, "local_world_size": Word(counts[said["node_rank"].value], name)}
 
 
 def _even_nodes(said: Words, nodes: Word | None, environ: Mapping[str, str]) -> Words:
@@ -234,7 +239,7 @@ def _refuse_second_rank(said: Words, other: Words) -> None:
 def _half_said(said: Words) -> TopologyError:
     there, other = ("rank", "WORLD_SIZE") if "rank" in said else ("world_size", "RANK")
     name = said[there].name
-    missing = name.removesuffix(there.upper()) + other
+    missing = name[: -len(there)] + other
     return TopologyError(f"{said[there]} but {missing} is not set: set both, or unset {name} for a single process")
 
 

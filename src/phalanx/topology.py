@@ -117,17 +117,17 @@ def _complete(source: str, said: Words, environ: Mapping[str, str]) -> Words:
     check_below(said["rank"], said["world_size"])
     place = dict(said)
     for _, other in agreeing(said, environ):
-        place = other | place
-    place = _one_of_a_kind(place) | place
+        place = {**other, **place}
+    place = {**_one_of_a_kind(place), **place}
     if "local_rank" not in place:
         raise _unknown("local_rank", place, f"set {LAUNCHERS[source]['local_rank'][0]} in each task")
     if "local_world_size" not in place:
-        place = _agents_share(place, environ) | place
+        place = {**_agents_share(place, environ), **place}
     if "local_world_size" not in place:
         size = _local_size(place, environ)
         if size is None:
             raise _unknown("local_world_size", place, f"set {_SIZE_OF.get(source, 'SLURM_STEP_NUM_NODES')}")
-        place |= _derived(local_world_size=size)
+        place.update(_derived(local_world_size=size))
     check_below(place["local_rank"], place["local_world_size"])
     if place["local_world_size"].value > place["world_size"].value:
         raise TopologyError(
@@ -135,9 +135,9 @@ def _complete(source: str, said: Words, environ: Mapping[str, str]) -> Words:
             f"there are. Correct or unset {place['local_world_size'].name}"
         )
     if "num_nodes" not in place:
-        place |= _derived(num_nodes=_node_count(place, environ))
+        place.update(_derived(num_nodes=_node_count(place, environ)))
     if "node_rank" not in place:
-        place |= _derived(node_rank=_node_index(place, environ))
+        place.update(_derived(node_rank=_node_index(place, environ)))
     check_below(place["node_rank"], place["num_nodes"])
     return place
 

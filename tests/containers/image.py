@@ -45,8 +45,8 @@ def path() -> str:
     return f"{PREFIX}:{os.environ['PATH']}"
 
 
-def make(folder: Path) -> Path:
-    """Build the image: empty folders, links into /usr, and the few files that programs look for."""
+def root(folder: Path) -> Path:
+    """What the image holds: empty folders, links into /usr, and the few files that programs look for."""
     root = folder / "root"
     for name in FOLDERS:
         (root / name).mkdir(parents=True)
@@ -54,9 +54,14 @@ def make(folder: Path) -> Path:
         (root / name).symlink_to(f"usr/{name}")
     for name, text in FILES.items():
         (root / name).write_text(text)
+    return root
+
+
+def make(folder: Path) -> Path:
+    """Build the image."""
     image = folder / "tiny.sif"
     environ = {**os.environ, "PATH": path(), "APPTAINER_CACHEDIR": str(folder / "cache")}
-    subprocess.run(["apptainer", "build", str(image), str(root)], env=environ, check=True, capture_output=True)
+    subprocess.run(["apptainer", "build", str(image), str(root(folder))], env=environ, check=True, capture_output=True)
     return image
 
 

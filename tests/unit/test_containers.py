@@ -2,10 +2,13 @@
 
 import csv
 import os
+import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 
+import phalanx
 from phalanx.cli.main import main
 from phalanx.config import load_config
 from phalanx.containers import images, probe
@@ -69,10 +72,12 @@ def test_a_rank_is_executed_in_the_image_with_the_projects_folders_bound(tmp_pat
     mounts = [next(csv.reader([word[8:]])) for word in words[:image] if word.startswith("--mount=")]
     folders = (str(tmp_path), f"{tmp_path}/a,b:c")
     assert mounts == [
+        ["type=bind", f"source={Path(phalanx.__file__).parent}", "destination=/.phalanx/lib/phalanx", "ro"],
         *(["type=bind", f"source={folder}", f"destination={folder}"] for folder in folders),
         ["type=bind", "source=/data:x", "destination=/data", "ro"],
     ]
-    assert words[image + 1 :] == ["python3", "-m", "phalanx.worker", "train.py", "--x", "a b", "$y"]
+    assert words[image + 1 : image + 3] == ["sh", "-c"]
+    assert words[image + 4 :] == ["sh", "python3", "-m", "phalanx.worker", "train.py", "--x", "a b", "$y"]
 
 
 def test_ranks_variables_are_given_explicitly_and_per_task_as_written(tmp_path, run):
@@ -114,12 +119,86 @@ def test_options_of_the_runtime(tmp_path, run, overrides, expected):
     assert expected in words[: words.index(f"{tmp_path}/i.sif")]
 
 
-def test_lines_before_run_inside(tmp_path, run):
-    ((words, _),) = run(plan(tmp_path, "container.pre=. /opt/x\nexport A=1"))
+def words_inside(tmp_path, run, *overrides):
+    """What the runtime was told to start in the image, up to the rank's own words."""
+    ((words, _),) = run(plan(tmp_path, *overrides))
     inside = words[words.index(f"{tmp_path}/i.sif") + 1 :]
-    assert inside[:2] == ["sh", "-c"]
-    assert inside[2] == '. /opt/x\nexport A=1\nexec "$@"'
-    assert inside[3:] == ["sh", "python3", "-m", "phalanx.worker", "train.py"]
+    end = inside.index("python3")
+    assert inside[end:] == ["python3", "-m", "phalanx.worker", "train.py"]
+    return inside[:end]
+
+
+def carried_out(words, folder, path=None):
+    """Those words, here, with a command that shows what a rank would get."""
+    shown = ["sh", "-c", 'echo "A=$A PYTHONPATH=$PYTHONPATH"']
+    environ = {"PATH": path or os.environ["PATH"], "HOME": str(folder), "PYTHONPATH": "/images/own"}
+    words = [shutil.which(words[0]), *words[1:]]
+    return subprocess.run([*words, *shown], env=environ, cwd=folder, capture_output=True, text=True)
+
+
+def test_this_package_comes_before_the_images_own_path(tmp_path, run):
+    done = carried_out(words_inside(tmp_path, run), tmp_path)
+    assert done.stdout == "A= PYTHONPATH=/.phalanx/lib:/images/own\n"
+
+
+@pytest.mark.parametrize(
+    "lines", ["source ./activate", "export A=1\n", "[[ x == x ]] && A=1; export A", "false || true\nexport A=1"]
+)
+def test_lines_before_are_bashs(tmp_path, run, lines):
+    (tmp_path / "activate").write_text("export A=1\n")
+    done = carried_out(words_inside(tmp_path, run, f"container.pre={lines}"), tmp_path)
+    assert (done.returncode, done.stdout) == (0, "A=1 PYTHONPATH=/.phalanx/lib:/images/own\n")
+
+
+@pytest.mark.parametrize(
+    ("lines", "code"),
+    [
+        ("source nix/bin/activate", 1),
+        ("export A=1\nnix-command\nexport B=2", 127),
+        ("exit 7", 7),
+        ("exit 0", 1),  # nothing would have run, and the launch would have ended well
+        ("if true; then", 2),
+    ],
+)
+@pytest.mark.parametrize("shell", ["bash", "sh"])
+def test_lines_before_that_fail_end_the_rank(tmp_path, run, lines, code, shell):
+    """An image without bash has them done by its sh, where `source` itself is an error."""
+    (tmp_path / "alone").mkdir()
+    for name in ("sh", "uname") if shell == "sh" else ("sh", "bash", "uname"):
+        (tmp_path / "alone" / name).symlink_to(shutil.which(name))
+    done = carried_out(words_inside(tmp_path, run, f"container.pre={lines}"), tmp_path, str(tmp_path / "alone"))
+    assert "A=" not in done.stdout
+    assert done.returncode != 0
+    assert done.returncode == code or (shell, lines) == ("sh", "source nix/bin/activate")
+    if lines != "if true; then":  # the shell itself says that it can't read them
+        assert f"container.pre ended with exit code {0 if lines == 'exit 0' else done.returncode} on" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "CONDA_PREFIX", "BASH_ENV"])
+def test_the_hosts_python_is_not_the_images(tmp_path, run, name):
+    ((_, variables),) = run(plan(tmp_path), **{name: "/host"})
+    assert not {name, f"APPTAINERENV_{name}"} & set(variables)
+    assert variables["APPTAINERENV_PYTHONNOUSERSITE"] == "1"
+
+
+def test_the_job_files_own_words_on_python_reach_the_image(tmp_path, run):
+    own = {"PYTHONPATH": "/inside", "PYTHONHOME": "/py", "VIRTUAL_ENV": "/v", "PYTHONNOUSERSITE": ""}
+    ((_, variables),) = run(plan(tmp_path, *(f"env.{name}={text}" for name, text in own.items())))
+    assert {name: variables[f"APPTAINERENV_{name}"] for name in own} == own
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"), [((), "i.sif.phalanx"), (("container.packages=more, x",), "more, x")]
+)
+def test_what_was_put_beside_an_image_is_bound_if_it_is_there(tmp_path, run, overrides, expected):
+    made = plan(tmp_path, *overrides)
+    ((words, _),) = run(made)
+    assert not [word for word in words if "/.phalanx/packages" in word]
+    (tmp_path / expected).mkdir()
+    words, _ = run(made)[-1]
+    (mount,) = [word for word in words if "/.phalanx/packages" in word]
+    fields = next(csv.reader([mount.removeprefix("--mount=")]))
+    assert fields == ["type=bind", f"source={tmp_path / expected}", "destination=/.phalanx/packages", "ro"]
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import re
 import shlex
-from pathlib import PurePath
+import textwrap
+from pathlib import Path, PurePath
 
+from ..bound import LIBRARY, PACKAGES
+from ..config.container_schema import ContainerSettings
 from ..plan import LaunchPlan
 from ..shell import Sh, Word, layout
 
@@ -20,8 +23,18 @@ _NAMES = (
     *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK", "TMPDIR", "PYTHONUNBUFFERED"),
     *("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "TERM", "USER"),
 )
-# Host paths that mean nothing inside; the image has its own.
-_HOST_ONLY = ("PATH", "LD_LIBRARY_PATH", "HOME", "PWD", "SHELL", "VIRTUAL_ENV", "PYTHONHOME")
+# Host paths that mean nothing inside, also where the settings change them; the image has its own.
+_HOST_ONLY = ("PATH", "LD_LIBRARY_PATH", "HOME", "PWD", "SHELL")
+# What leads a Python to packages of the host's, or a shell to its files: inside only where `env` sets it.
+_HOST_PYTHON = (
+    *("PYTHONPATH", "PYTHONHOME", "PYTHONUSERBASE", "PYTHONSTARTUP", "PYTHONEXECUTABLE", "PYTHONPLATLIBDIR"),
+    *("PYTHONPYCACHEPREFIX", "VIRTUAL_ENV", "VIRTUAL_ENV_PROMPT", "CONDA_PREFIX", "CONDA_DEFAULT_ENV", "CONDA_EXE"),
+    *("CONDA_PYTHON_EXE", "CONDA_SHLVL", "CONDA_PROMPT_MODIFIER", "BASH_ENV"),
+)
+_PRE_FAILED = """\
+trap 'code=$?; echo "phalanx: container.pre ended with exit code $code on $(uname -n), so nothing is started there: \
+correct the lines (what they printed stands above), or add || true to one that may fail" >&2; \
+[ "$code" -ne 0 ] || code=1; exit "$code"' EXIT"""
 
 
 def inside(plan: LaunchPlan, words: list[Word]) -> str:
@@ -37,15 +50,34 @@ def inside(plan: LaunchPlan, words: list[Word]) -> str:
     lines = [
         'if [ -n "${TMPDIR:-}" ]; then mkdir -p "$TMPDIR"; fi',
         f"for name in $(compgen -e | grep -E '{pattern}'); do export \"{runtime}ENV_$name=${{!name}}\"; done",
-        layout([Sh("exec"), *_exec(plan), *_within(plan, words)]),
     ]
+    if "PYTHONNOUSERSITE" not in plan.environment:  # a home that is mounted has packages for the host's Python
+        lines.append(f'export {runtime}ENV_PYTHONNOUSERSITE="${{{runtime}ENV_PYTHONNOUSERSITE-1}}"')
+    folder = shlex.quote(str(packages(plan)))
+    mount = shlex.quote(_mount(str(packages(plan)), PACKAGES, "ro"))
+    lines.append(f"packages=(); if [ -d {folder} ]; then packages=({mount}); fi")
+    # Not unset before: what is evaluated here may need the host's Python.
+    unset = textwrap.wrap(" ".join(f"--unset={name}" for name in _HOST_PYTHON), 110, break_on_hyphens=False)
+    start = Sh(" \\\n  ".join(["exec env", *unset]))
+    lines.append(layout([start, *_exec(plan), *_within(plan, words)]))
     return "\n".join(lines)
+
+
+def packages(plan: LaunchPlan) -> Path:
+    """The host's folder of what the API needs and the image lacks; `phalanx container prepare` makes it."""
+    return packages_folder(plan.cwd, plan.config.container)
+
+
+def packages_folder(cwd: str, config: ContainerSettings) -> Path:
+    """The settings' folder, else one beside the image, under its name."""
+    image = Path(cwd, Path(config.image or "").expanduser())
+    return Path(cwd, config.packages).expanduser() if config.packages else image.with_name(f"{image.name}.phalanx")
 
 
 def _exec(plan: LaunchPlan) -> list[Word]:
     """`apptainer exec` with its options and the image."""
     config = plan.config.container
-    options: list[Word] = ["--no-eval", *_mounts(plan)]
+    options: list[Word] = ["--no-eval", *_mounts(plan), Sh('"${packages[@]}"')]
     options += ["--cleanenv"] if config.clean_env else []
     if config.home is not None:
         options.append("--no-home" if config.home == "none" else f"--home={config.home}")
@@ -55,13 +87,17 @@ def _exec(plan: LaunchPlan) -> list[Word]:
 
 
 def _mounts(plan: LaunchPlan) -> list[Word]:
-    """The project's folder, the script's, the run directory, temporary files, and what the user names."""
+    """This package, the project's folder, the script's, the run directory, temporary files, and what the user names.
+
+    The package alone, not the folder that it is installed in, whose others would hide the image's."""
     folders = [plan.cwd]
     if plan.script is not None:
         script = PurePath(plan.cwd, plan.script).parent
         folders += [] if script.is_relative_to(plan.cwd) else [str(script)]
-    own: list[Word] = [_mount(folder, folder) for folder in folders]
-    own += [Sh(_mount_of(f"${name}")) for name in ("PHALANX_RUN_DIR", *(["TMPDIR"] if plan.config.tmpdir else []))]
+    own: list[Word] = [_mount(str(Path(__file__).resolve().parents[1]), f"{LIBRARY}/phalanx", "ro")]
+    own += [_mount(folder, folder) for folder in folders]
+    own.append(Sh(_mount_of("$PHALANX_RUN_DIR")))
+    own += [Sh(f"${{TMPDIR:+{_mount_of('$TMPDIR')}}}")] if plan.config.tmpdir else []
     return [*own, *(_mount(*parts(bind)) for bind in plan.config.container.binds)]
 
 
@@ -99,8 +135,15 @@ def _gpu(plan: LaunchPlan) -> list[Word]:
 
 
 def _within(plan: LaunchPlan, words: list[Word]) -> list[Word]:
+    """`words` after the user's lines, with this package before what the image's PYTHONPATH or the user's names.
+
+    The lines are bash's where the image has one, as those of a job script are; the first that fails is the last."""
+    start = f'export PYTHONPATH="{LIBRARY}${{PYTHONPATH:+:$PYTHONPATH}}"\nexec "$@"'
     pre = plan.config.container.pre
-    return ["sh", "-c", f'{pre.rstrip()}\nexec "$@"', "sh", *words] if pre else words
+    if not pre:
+        return ["sh", "-c", start, "sh", *words]
+    text = "\n".join(["set -e", _PRE_FAILED, pre.rstrip(), "trap - EXIT", start])
+    return ["sh", "-c", 'exec "$(command -v bash || command -v sh)" -c "$@"', "sh", text, "bash", *words]
 
 
 def shown(plan: LaunchPlan) -> str:

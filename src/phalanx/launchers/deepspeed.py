@@ -38,7 +38,7 @@ def _place(plan: LaunchPlan) -> list[Word]:
     config = plan.config
     port = str(config.master_port) if config.master_port else None
     if plan.local:
-        free = Sh(f'"$({shlex.quote(plan.python)} -m phalanx.ports "$$")"')  # its own default is one for all
+        free = Sh(f'"$({shlex.quote(plan.host_python)} -m phalanx.ports "$$")"')  # its own default is one for all
         return ["--master_port", port or free]
     head: Word = config.master_addr or HEAD
     place: list[Word] = ["--hostfile", Sh(_HOSTFILE), "--no_ssh", "--node_rank", Sh('"$SLURM_NODEID"')]

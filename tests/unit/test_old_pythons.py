@@ -1,0 +1,176 @@
+"""What runs in the ranks of a stock image: nothing but the standard library, from Python 3.8 on."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import phalanx
+from phalanx.bound import REQUIREMENTS
+
+SOURCE = Path(phalanx.__file__).parent
+ROOT = SOURCE.parents[1]
+OLDEST, NEWEST = 8, 13
+# Names of the standard library that came after Python 3.8, as far as files like these may want them.
+NEWER = {
+    *("removeprefix", "removesuffix", "is_relative_to", "with_stem", "readlink", "hardlink_to", "walk", "bit_count"),
+    *("pairwise", "batched", "cache", "nullcontext_async", "lcm", "nextafter", "randbytes", "TypeAlias", "ParamSpec"),
+    *("Self", "StrEnum", "ExceptionGroup", "aiter", "anext", "stdlib_module_names", "orig_argv", "add_note", "chdir"),
+    *("unparse", "waitstatus_to_exitcode", "pidfd_open", "to_thread", "packages_distributions", "tomllib"),
+}
+NEWER_OPTIONS = {"strict", "kw_only", "slots", "delete_on_close", "process_group", "pipesize", "encoding_errors"}
+
+
+def imported_files(module: str) -> dict[str, ast.Module]:
+    """The module and all of this package that it imports, at any time: by reading, not by running."""
+    found: dict[str, ast.Module] = {}
+    waiting = [module]
+    while waiting:
+        name = waiting.pop()
+        path = SOURCE / f"{name}.py"
+        if name in found or not path.is_file():
+            continue
+        found[name] = ast.parse(path.read_bytes())
+        for node in ast.walk(found[name]):
+            if isinstance(node, ast.ImportFrom) and node.level == 1:
+                assert node.module, f"{name} imports the package itself"
+                waiting.append(node.module)
+    return found
+
+
+FILES = imported_files("worker") | imported_files("bound")
+
+
+def evaluated(tree: ast.AST) -> Iterator[ast.AST]:
+    """All nodes but annotations, which are left as text, and type checkers' imports."""
+    waiting = [tree]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING":
+            continue
+        yield node
+        for field, value in ast.iter_fields(node):
+            if field not in ("annotation", "returns"):
+                items = value if isinstance(value, list) else [value]
+                waiting += [item for item in items if isinstance(item, ast.AST)]
+
+
+def pythons() -> dict[int, str]:
+    """The interpreters on PATH, and those that pyenv keeps, by their minor version."""
+    found = {}
+    kept = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"), "versions")
+    for minor in range(OLDEST, NEWEST + 1):
+        names = [shutil.which(f"python3.{minor}"), *map(str, sorted(kept.glob(f"3.{minor}.*/bin/python3")))]
+        for name in filter(None, names):
+            code = "import sys; print(sys.version_info[1])"
+            done = subprocess.run([name, "-c", code], capture_output=True, text=True, cwd="/", check=False)
+            if done.stdout.strip() == str(minor):
+                found[minor] = name
+    return found
+
+
+def test_the_closure_is_that_of_the_worker() -> None:
+    assert {"worker", "launch_env", "topology", "rendezvous", "horovod_ranks", "hostlist", "ports"} <= set(FILES)
+    assert not {"config", "registry", "records", "plan"} & set(FILES)
+
+
+@pytest.mark.parametrize("name", sorted(FILES))
+def test_ranks_files_are_written_for_python_3_8(name: str) -> None:
+    text = (SOURCE / f"{name}.py").read_text(encoding="utf-8")
+    tree = ast.parse(text, feature_version=(3, OLDEST))
+    future = any(isinstance(node, ast.ImportFrom) and node.module == "__future__" for node in tree.body)
+    assert future or not any(isinstance(node, ast.AnnAssign) for node in ast.walk(tree))
+    for node in evaluated(tree):
+        where = f"{name}.py:{getattr(node, 'lineno', 0)}"
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
+            flags = {getattr(getattr(side, "value", None), "id", None) for side in (node.left, node.right)}
+            assert flags & {"os", "re", "select", "socket", "stat"}, f"{where}: dicts and types have no | in 3.8"
+        if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.BitOr):
+            pytest.fail(f"{where}: |= of dicts came with 3.9")
+        if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name):
+            assert node.value.id not in ("dict", "list", "tuple", "set", "type"), f"{where}: subscripted at run time"
+        if isinstance(node, (ast.Attribute, ast.alias)):
+            word = node.attr if isinstance(node, ast.Attribute) else node.name
+            assert word not in NEWER, f"{where}: {word} came after 3.8"
+        if isinstance(node, ast.Call):
+            assert not NEWER_OPTIONS & {word.arg for word in node.keywords}, f"{where}: an option that 3.8 lacks"
+
+
+def test_ranks_import_the_standard_library_alone(tmp_path: Path) -> None:
+    """In one process that runs a script as rank 1 of 2, through all that a worker imports late too."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import json, sys\n"
+        "import phalanx.rendezvous, phalanx.horovod_ranks, phalanx.worker\n"
+        "print(json.dumps(sorted({name.partition('.')[0] for name in sys.modules})))\n"
+    )
+    environ = {"PATH": os.environ["PATH"], "PYTHONPATH": str(SOURCE.parent), "RANK": "0", "WORLD_SIZE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-S", "-m", "phalanx.worker", str(script)], env=environ, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    others = set(json.loads(done.stdout)) - set(sys.stdlib_module_names) - {"__main__", "phalanx"}
+    assert not others
+
+
+def test_the_api_needs_what_the_package_says_that_it_needs() -> None:
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    declared = text.partition("\ndependencies = [")[2].partition("]")[0]
+    assert [word.strip().strip('"') for word in declared.split(",") if word.strip()] == list(REQUIREMENTS)
+
+
+def test_no_python_from_3_8_is_left_out_without_a_word() -> None:
+    missing = [f"3.{minor}" for minor in range(OLDEST, NEWEST + 1) if minor not in pythons()]
+    if missing:
+        pytest.skip(f"NOT TESTED with Python {', '.join(missing)}: no such interpreter on PATH or in pyenv")
+
+
+SCRIPT = """\
+import os, pathlib, sys
+names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR")
+here = pathlib.Path(os.environ["PHALANX_RUN_DIR"])
+(here / ("seen" + os.environ["RANK"])).write_text(" ".join([*sys.argv[1:], *map(os.environ.get, names)]))
+port = os.environ["MASTER_PORT"]
+(here / ("port" + os.environ["RANK"])).write_text(port)
+if sys.argv[1:] == ["fail"]:
+    raise ValueError("on purpose")
+"""
+
+
+@pytest.mark.parametrize("minor", range(OLDEST, NEWEST + 1))
+def test_the_worker_runs_a_script_under_each_python(minor: int, tmp_path: Path) -> None:
+    """Two ranks of srun, which meet by the rendezvous file; then one that fails, with its report; then a command."""
+    python = pythons().get(minor)
+    if python is None:
+        pytest.skip(f"NOT TESTED with Python 3.{minor}: no such interpreter on PATH or in pyenv")
+    (tmp_path / "script.py").write_text(SCRIPT)
+    base = {"PATH": os.environ["PATH"], "PYTHONPATH": str(SOURCE.parent), "PHALANX_RUN_DIR": str(tmp_path)}
+    base |= {"PHALANX_LAUNCH_ID": "one", "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "2"}
+    base |= {"SLURM_NNODES": "1", "SLURM_NODEID": "0", "SLURM_TASKS_PER_NODE": "2", "PYTHONDONTWRITEBYTECODE": "1"}
+    words = [python, "-m", "phalanx.worker", str(tmp_path / "script.py"), "a b"]
+    ranks = [
+        subprocess.Popen(words, env={**base, "SLURM_PROCID": rank, "SLURM_LOCALID": rank}, cwd=tmp_path)
+        for rank in ("0", "1")
+    ]
+    assert [rank.wait(timeout=60) for rank in ranks] == [0, 0]
+    seen = [(tmp_path / f"seen{rank}").read_text().split() for rank in (0, 1)]
+    assert [words[:5] for words in seen] == [["a", "b", rank, "2", rank] for rank in ("0", "1")]
+    assert (tmp_path / "port0").read_text() == (tmp_path / "port1").read_text()
+    alone = {name: text for name, text in base.items() if not name.startswith("SLURM")}
+    failed = subprocess.run([*words[:4], "fail"], env=alone, cwd=tmp_path, capture_output=True, text=True)
+    assert failed.returncode == 1
+    assert "ValueError: on purpose" in failed.stderr
+    assert json.loads((tmp_path / "errors" / "0.json").read_text())["exception"] == "ValueError: on purpose"
+    command = [*words[:3], "--exec", "sh", "-c", 'exit "$((RANK + 5))"']
+    assert subprocess.run(command, env=alone, cwd=tmp_path).returncode == 5
+    wrong = subprocess.run(words, env={**alone, "RANK": "3", "WORLD_SIZE": "2"}, cwd=tmp_path, capture_output=True)
+    assert wrong.returncode == 2
+    assert b"RANK=3 but WORLD_SIZE=2" in wrong.stderr
