@@ -56,7 +56,7 @@ def may_use_api(script: Path, folders: Sequence[Path]) -> bool:
             top = name.partition(".")[0]
             if top == "phalanx" or top in _DYNAMIC:
                 return True
-            found = list(_files(name, folders, file))
+            found = list(files_of(name, folders, file))
             if not found and not name.startswith(".") and top not in _PLAIN and top not in sys.stdlib_module_names:
                 return True  # another's package: who knows
             waiting += found
@@ -77,7 +77,7 @@ def _imports(tree: ast.AST, file: Path) -> Iterator[str]:
             yield from (f"{base}{joint}{alias.name}" for alias in node.names)
 
 
-def _files(name: str, folders: Sequence[Path], file: Path) -> Iterator[Path]:
+def files_of(name: str, folders: Sequence[Path], file: Path) -> Iterator[Path]:
     """The files that importing `name` would run, of those below `folders`."""
     dots = len(name) - len(name.lstrip("."))
     roots = [file.parents[dots - 1]] if dots and dots <= len(file.parents) else [] if dots else folders

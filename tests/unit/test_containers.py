@@ -1,6 +1,7 @@
 """Commands that run ranks in an image, with a stand-in for the runtime that shows what it was given."""
 
 import csv
+import json
 import os
 import shutil
 import subprocess
@@ -9,7 +10,6 @@ from pathlib import Path
 import pytest
 
 import phalanx
-from phalanx.cli.main import main
 from phalanx.config import load_config
 from phalanx.containers import images, probe
 from phalanx.containers.wrap import parts
@@ -17,7 +17,6 @@ from phalanx.errors import ConfigError, PlanError
 from phalanx.facts import Facts
 from phalanx.planner import make_plan
 from phalanx.program import Program
-from phalanx.records import VERSION
 from phalanx.secret import is_secret
 from phalanx.shell import render
 
@@ -257,25 +256,6 @@ def test_binds_are_read_as_the_runtimes_write_them(bind, expected):
     assert parts(bind) == expected
 
 
-def test_a_definition_keeps_the_images_torch_and_copies_no_secrets(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / ".env").write_text("WANDB_API_KEY=hush")
-    (tmp_path / "requirements.txt").write_text("einops\n")
-    assert (
-        main(
-            ["container", "definition", "--from", "pytorch", "--with", "horovod", "--requirements", "requirements.txt"]
-        )
-        == 0
-    )
-    text = capsys.readouterr().out
-    assert "From: docker.io/pytorch/pytorch:" in text
-    assert text.index("/torch.txt") < text.index("pip install")
-    assert all("-c /torch.txt" in line for line in text.splitlines() if "pip install" in line)
-    assert "HOROVOD_WITH_PYTORCH=1" in text
-    assert ".env" not in text
-    assert main(["container", "definition", "--requirements", ".env"]) == 2
-
-
 @pytest.mark.parametrize(
     ("uri", "name"),
     [("docker://nvcr.io/nvidia/pytorch:25.09-py3", "pytorch_25.09-py3.sif"), ("oras://h/a", "a.sif")],
@@ -326,41 +306,110 @@ def test_unknown_words_of_the_section_are_errors():
 
 @pytest.fixture
 def image_says(tmp_path, monkeypatch):
-    """A runtime whose image answers the probe with a line, or fails."""
+    """A runtime whose image answers the probe with a line, or fails; what ranks would run is `script`."""
     (tmp_path / "bin").mkdir()
 
-    def answer(line, code=0):
+    def answer(line, *overrides, code=0, script="import torch", slurm=False):
+        (tmp_path / "train.py").write_text(script + "\n")
         path = tmp_path / "bin" / "apptainer"
         path.write_text(f"#!/bin/sh\necho '{line}'\nexit {code}\n")
         path.chmod(0o755)
         monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
-        return probe.look(plan(tmp_path))
+        return probe.look(plan(tmp_path, *overrides, slurm=slurm))
 
     return answer
 
 
+def said(**changed):
+    """A probe's answer of a stock image: torch, and nothing that the API needs beside it."""
+    found = {"python": "3.12.1", "torch": "2.9", "worker": None, "api": "ModuleNotFoundError: No module named pydantic"}
+    found |= dict.fromkeys(("horovod", "deepspeed", "ray"))
+    return "PROBE" + json.dumps(found | changed)
+
+
+API = "import phalanx\ndef main():\n    run = phalanx.init()"
+
+
 def test_a_fit_image_is_told_with_its_versions(image_says):
-    said = f'PROBE{{"torch": "2.9", "phalanx": "0.1", "records": {VERSION}, "python": "3.12"}}'
-    assert image_says(said) == ["image: torch 2.9, phalanx 0.1, Python 3.12"]
+    assert image_says(said()) == ["image: torch 2.9, Python 3.12.1"]
+    assert image_says(said(api=None), script=API) == ["image: torch 2.9, Python 3.12.1"]
 
 
 @pytest.mark.parametrize(
-    ("line", "code", "words"),
+    "script",
     [
-        ('PROBE{"torch": null, "phalanx": null, "python": "3.12"}', 0, ["no torch and no phalanx", "definition"]),
-        (
-            'PROBE{"torch": "2.9", "phalanx": "9", "records": 99, "python": "3.12"}',
-            0,
-            ["version 99", f"version {VERSION}"],
-        ),
-        ("FATAL: could not open image", 255, ["python3 does not run", "255", "could not open image"]),
+        "import json",
+        "try:\n    import torch\nexcept ImportError:\n    torch = None",
+        "import sys\nif sys.argv[1:]:\n    import torch",
+        "from phalanx import EpochTimer, Topology",
+        "def unused():\n    import phalanx",
     ],
 )
-def test_an_image_that_ranks_could_not_use_is_refused(image_says, line, code, words):
+def test_what_a_script_may_do_without_is_not_asked_for(image_says, script):
+    assert image_says(said(torch=None), script=script) == ["image: torch none, Python 3.12.1"]
+
+
+def test_an_image_for_a_command_needs_no_torch(image_says, tmp_path):
+    image_says(said())
+    assert probe.look(plan(tmp_path, script=None, args=("bash", "run.sh"))) == ["image: torch 2.9, Python 3.12.1"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "options", "words"),
+    [
+        (said(torch=None), {}, ["holds no torch for python3 (Python 3.12.1)", "train.py", "definition"]),
+        (said(torch=None), {"script": "from own import x"}, ["holds no torch", "train.py"]),
+        (said(torch=None), {"script": "", "overrides": ["nproc=2"]}, ["holds no torch", "launcher torchrun"]),
+        (said(), {"script": "", "overrides": ["strategy=horovod"]}, ["holds no horovod", "strategy horovod"]),
+        (said(), {"script": "", "overrides": ["strategy=deepspeed", "nproc=2"]}, ["holds no deepspeed", "deepspeed"]),
+        (said(), {"script": "", "overrides": ["launcher=ray", "nproc=2"]}, ["holds no ray", "launcher ray"]),
+        (said(), {"script": API}, ["train.py uses the API", "pydantic", "`phalanx container prepare "]),
+        (said(), {"script": "from phalanx.config import load_config"}, ["`phalanx container prepare "]),
+        (said(python="3.9.1"), {"script": API}, ["Python 3.9.1", "3.10 or newer"]),
+        (said(python="3.7.1"), {}, ["Python 3.7.1", "3.8 or newer", "set python"]),
+        (said(worker="ImportError: x"), {}, ["ranks fail at ImportError: x"]),
+        ("FATAL: could not open image", {"code": 255}, ["python3 does not run", "255", "could not open image"]),
+    ],
+)
+def test_an_image_that_ranks_could_not_use_is_refused(image_says, tmp_path, answer, options, words):
+    (tmp_path / "own.py").write_text("import torch\nx = 1\n")
     with pytest.raises(PlanError) as caught:
-        image_says(line, code)
+        image_says(answer, *options.pop("overrides", ()), **options)
     for word in words:
         assert word in str(caught.value)
+
+
+def test_packages_that_do_not_fit_the_image_are_named(image_says, tmp_path):
+    (tmp_path / "i.sif.phalanx").mkdir()
+    with pytest.raises(PlanError, match=r"i\.sif\.phalanx doesn't fit .*: remove that folder"):
+        image_says(said(), script=API)
+
+
+@pytest.mark.parametrize("lines", ["before=export APPTAINER_BIND=/x", "modules.load=singularity-bindings"])
+def test_what_a_jobs_own_lines_may_bring_is_told_and_not_refused(image_says, lines):
+    with pytest.raises(PlanError, match="holds no torch"):  # nothing runs those lines here
+        image_says(said(torch=None), lines)
+    (note,) = image_says(said(torch=None), lines, slurm=True)
+    assert "holds no torch" in note
+
+
+def test_the_look_sees_what_the_settings_give_the_ranks(tmp_path, monkeypatch):
+    """A rank's variables arrive in the probe, also those that a shell evaluates; secrets in no argument."""
+    (tmp_path / "bin").mkdir()
+    program = tmp_path / "bin" / "apptainer"
+    program.write_text("#!/bin/bash\nenv >\"$SEEN\"; tr '\\0' ' ' </proc/$PPID/cmdline >>\"$SEEN\"; exit 1\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    monkeypatch.setenv("SEEN", str(tmp_path / "seen"))
+    monkeypatch.setenv("PYTHONPATH", "/host")
+    words = ("env.PYTHONPATH=/own", "env.MY_A=!sh $SEEN/x", "env.HF_TOKEN=hush", "tmpdir=!sh /local/$NONE")
+    with pytest.raises(PlanError, match="does not run"):
+        probe.look(plan(tmp_path, *words))
+    seen = (tmp_path / "seen").read_text()
+    assert "\nAPPTAINERENV_PYTHONPATH=/own\n" in seen
+    assert f"\nAPPTAINERENV_MY_A={tmp_path}/seen/x\n" in seen
+    assert seen.count("hush") == seen.count("HF_TOKEN=hush")
+    assert "/host" not in seen.replace("/host/python", "")
 
 
 def test_where_there_is_no_runtime_the_image_is_not_looked_into(tmp_path, monkeypatch):

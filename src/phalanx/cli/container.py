@@ -3,33 +3,44 @@
 from __future__ import annotations
 
 import os
+import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from ..config import JobConfig, load_config
-from ..containers import images
+from ..containers import definition, images, prepare, probe
 from ..errors import PlanError, UsageError, did_you_mean
+from ..facts import gather
+from ..planner import make_plan
+from ..program import Program
+from .env import split_extras
 from .options import Scanned, scan
 
 HELP = """\
 usage: phalanx container pull URI [FILE]
+       phalanx container prepare [IMAGE] [--wheelhouse DIR]
        phalanx container build DEFINITION [FILE]
-       phalanx container definition [--from BASE] [--with EXTRA]... [--requirements FILE] [--out FILE]
+       phalanx container definition [--from BASE] [--with EXTRA...] [--requirements FILE] [--out FILE]
 
 pull makes one .sif file of docker://HOST/NAME:TAG (or oras://, library://), so that ranks never pull.
+prepare puts what the API needs beside torch into the folder IMAGE.phalanx, by the image's own pip; ranks
+find it there. Scripts without the API need nothing.
 build makes one from a definition file, which definition writes for you to edit: on a base whose own
 torch is kept, with Phalanx, your requirements and extras such as horovod.
 
-      --from BASE        nvidia, pytorch, rocm, or an image's name (default: nvidia)
-      --with EXTRA,…     packages, horovod among them
+      --from BASE        nvidia, pytorch, rocm, an image's name or address, or a .sif file (default: nvidia)
+      --with EXTRA…      as env create has it: Phalanx's extras and packages, horovod among them
       --requirements FILE  a pip requirements file
       --out FILE         where the definition goes; unset: stdout
-      --args=WORD,…      more options for the runtime's own pull or build, such as --args=--no-https
-  -c, --config FILE      settings file: container.cache, container.tmp, container.executable, runtime
+      --wheelhouse DIR   install from a folder of wheels, without network
+      --args=WORD,…      more options for the runtime's own pull or build, such as --args=--no-https; for
+                         prepare, pip's
+  -c, --config FILE      settings file: container.image, .packages, .binds, .cache, .tmp, .executable, …
   -h, --help             show this help"""
 
-_VALUED = ("from", "with", "requirements", "out", "args")
-_ACTIONS = ("pull", "build", "definition")
+_VALUED = ("from", "requirements", "out", "args", "wheelhouse")
+_ACTIONS = ("pull", "prepare", "build", "definition")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -41,13 +52,17 @@ def main(argv: Sequence[str]) -> int:
     if action not in _ACTIONS:
         said = f"unknown action {action!r}" if action else "no action given"
         raise UsageError(f"{said}: expected one of {', '.join(_ACTIONS)}.{did_you_mean(action, _ACTIONS)}")
+    rest, extras = split_extras(rest) if action == "definition" else (rest, [])
+    extras = [word for words in extras for word in re.split(r",(?![<>=!~])", words) if word]
     scanned, words = _scan(rest)
     if "help" in scanned.flags:
         print(HELP)
         return 0
     if action == "definition":
-        return _definition(scanned)
+        return _definition(scanned, extras)
     config = load_config(scanned.files, scanned.overrides, os.environ).config
+    if action == "prepare":
+        return _prepare(words, scanned, config)
     if not 1 <= len(words) <= 2:
         raise UsageError(f"expected phalanx container {action} {'URI' if action == 'pull' else 'DEFINITION'} [FILE]")
     return _make(action, words, config, _list(scanned.values.get("args")))
@@ -89,16 +104,34 @@ def _make(action: str, words: list[str], config: JobConfig, more: list[str]) -> 
     return code
 
 
-def _definition(scanned: Scanned) -> int:
+def _prepare(words: list[str], scanned: Scanned, config: JobConfig) -> int:
+    if len(words) > 1 or not (words or config.container.image):
+        raise UsageError("expected phalanx container prepare IMAGE, or container.image in the settings")
+    if words:
+        own = config.container.model_copy(update={"image": words[0]})
+        config = config.model_copy(update={"container": own})
+    runtime = "singularity" if config.runtime == "singularity" else "apptainer"
+    # One process that is no rank of anything: what it runs is pip.
+    alone = {"runtime": runtime, "nodes": 1, "nproc_per_node": 1, "ntasks": None, "launcher": "python"}
+    alone |= {"strategy": "single", "device": "cpu", "backend": None, "dry_run": False}
+    plan = make_plan(config.model_copy(update=alone), gather(os.environ), Program(None, ("true",)))
+    probe.check(plan)
+    images.require(config.container.executable or runtime)
+    made = prepare.prepare(plan, scanned.values.get("wheelhouse"), _list(scanned.values.get("args")))
+    if made is None:
+        print("nothing is missing in it", file=sys.stderr)
+    else:
+        print(made)
+    return 0
+
+
+def _definition(scanned: Scanned, extras: list[str]) -> int:
     requirements = scanned.values.get("requirements")
     if requirements is not None and not Path(requirements).is_file():
         raise PlanError(f"--requirements {requirements!r}: there is no such file")
     if requirements is not None and Path(requirements).name == ".env":
         raise PlanError("--requirements .env: that file holds secrets, which must not go into an image")
-    root = Path(__file__).resolve().parents[3]
-    checkout = root if (root / "pyproject.toml").is_file() else None
-    extras = _list(scanned.values.get("with"))
-    text = images.definition(scanned.values.get("from", "nvidia"), extras, requirements, checkout)
+    text = definition.text(scanned.values.get("from", "nvidia"), extras, requirements)
     out = scanned.values.get("out")
     if out is None:
         print(text, end="")

@@ -8,26 +8,36 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
+from ..config import JobConfig
 from ..errors import PlanError
 from ..plan import LaunchPlan
-from ..records import VERSION
-from .wrap import inside, parts
+from ..shell import Sh, Word, exports
+from . import needs
+from .wrap import inside, packages, parts
 
 _PATIENCE = 120.0  # seconds; the first look at an image on a slow file system takes long
+_OLDEST, _OLDEST_API = (3, 8), (3, 10)
+# For any Python 3; this package is the bound one, whose worker is all that a plain script needs.
 _PROBE = """\
-import json, importlib.util, sys
-from importlib.metadata import PackageNotFoundError, version
+import json, sys
+found = {"python": "%d.%d.%d" % sys.version_info[:3]}
 def of(name):
+    from importlib.metadata import version
+    from importlib.util import find_spec
     try:
-        return version(name) if importlib.util.find_spec(name) else None
-    except (PackageNotFoundError, ValueError):
-        return "unknown" if importlib.util.find_spec(name) else None
-found = {name: of(name) for name in ("torch", "phalanx", "horovod", "deepspeed", "mpi4py")}
-if found["phalanx"]:
-    from phalanx.records import VERSION
-    found["records"] = VERSION
-found["python"] = sys.version.split()[0]
+        return version(name) if find_spec(name) else None
+    except Exception:
+        return "unknown" if find_spec(name) else None
+def problem(module):
+    try:
+        __import__(module)
+    except Exception as error:
+        return "%s: %s" % (type(error).__name__, error)
+if sys.version_info >= (3, 8):
+    found.update((name, of(name)) for name in ("torch", "horovod", "deepspeed", "ray", "pip"))
+    found.update(worker=problem("phalanx.worker"), api=problem("phalanx.config.loader"))
 print("PROBE" + json.dumps(found))
 """
 
@@ -58,23 +68,31 @@ def check(plan: LaunchPlan) -> None:
 
 
 def look(plan: LaunchPlan) -> list[str]:
-    """Run a probe in the image; returns what to tell the user.
+    """Run a probe in the image, as its ranks would be run; returns what to tell the user.
 
-    Raises PlanError if the image can't be started or lacks torch or Phalanx of these records. Where this machine has no
-    container runtime the image can't be looked into, and that is told.
+    Raises PlanError if the image can't be started, or lacks what the launcher or the script certainly needs. Where this
+    machine has no container runtime the image can't be looked into, and that is told.
     """
-    program = plan.config.container.executable or plan.runtime
+    config = plan.config
+    if config.exec_command or config.exec_file:
+        return []  # the user's own lines start what they like
+    program = config.container.executable or plan.runtime
     if shutil.which(program) is None:
         return [f"{program} is not on PATH here, so the image was not looked into"]
-    script = inside(plan, [plan.python, "-c", _PROBE])
-    environ = {**os.environ, "PHALANX_RUN_DIR": plan.cwd}
     try:
-        done = subprocess.run(
-            ["bash", "-c", script], env=environ, cwd=plan.cwd, capture_output=True, text=True, errors="replace",
-            timeout=_PATIENCE, check=False, stdin=subprocess.DEVNULL,
-        )  # fmt: skip
+        found = ask(plan)
+        return [f"image: {_versions(found)}", *_judge(plan, found)]
     except subprocess.TimeoutExpired:
         return [f"the image gave no answer in {_PATIENCE:.0f} s, so it was not looked into"]
+    except PlanError as error:
+        if plan.local or plan.allocation or not _changed_in_job(config):
+            raise
+        return [f"{error} (or the job's own lines before it change what the runtime sees)"]
+
+
+def ask(plan: LaunchPlan) -> dict[str, Any]:
+    """What the probe found. Raises PlanError if the image's Python can't be run, subprocess.TimeoutExpired."""
+    done = run_inside(plan, [plan.python, "-c", _PROBE], plan.cwd, timeout=_PATIENCE, capture_output=True)
     answer = re.search(r"^PROBE(\{.*\})$", done.stdout, re.MULTILINE)
     if answer is None:
         words = (done.stderr.strip() or done.stdout.strip()).splitlines()
@@ -82,22 +100,76 @@ def look(plan: LaunchPlan) -> list[str]:
             f"{plan.config.container.image}: {plan.python} does not run in it (exit code {done.returncode}): "
             f"{words[-1] if words else 'no word why'}"
         )
-    return _judge(plan, json.loads(answer[1]))
+    found: dict[str, Any] = json.loads(answer[1])
+    return found
 
 
-def _judge(plan: LaunchPlan, found: dict[str, object]) -> list[str]:
-    image = plan.config.container.image
-    if plan.script is None:
-        return []  # a command of the user's own needs nothing of ours
-    missing = [name for name in ("torch", "phalanx") if not found.get(name)]
+def run_inside(plan: LaunchPlan, words: list[Word], run_dir: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run words in the image here and now, in an environment as the ranks'; shell text of `env` is evaluated.
+
+    `run_dir` is bound as theirs is."""
+    shell_text = {name: value for name, value in plan.environment.items() if isinstance(value, Sh)}
+    literal = {name: value for name, value in plan.environment.items() if isinstance(value, str)}
+    script = "\n".join([*exports(shell_text), inside(plan, words)])
+    environ = {**os.environ, **literal, "PHALANX_RUN_DIR": run_dir}
+    return subprocess.run(
+        ["bash", "-c", script], env=environ, cwd=plan.cwd, text=True, errors="replace", check=False,
+        stdin=subprocess.DEVNULL, **options,
+    )  # fmt: skip
+
+
+def _changed_in_job(config: JobConfig) -> bool:
+    """Whether lines that only the job runs may bind folders or set variables of the runtime."""
+    loaded = " ".join(word for _, words in config.modules.steps for word in words)
+    text = f"{config.before or ''} {config.pre_exec_file or ''} {loaded}".lower()
+    return bool(config.pre_exec_file) or re.search("apptainer|singularity", text) is not None
+
+
+def _versions(found: dict[str, Any]) -> str:
+    return f"torch {found.get('torch') or 'none'}, Python {found['python']}"
+
+
+def _judge(plan: LaunchPlan, found: dict[str, Any]) -> list[str]:
+    image, python = plan.config.container.image, found["python"]
+    old = tuple(map(int, python.split(".")[:2])) < _OLDEST
+    if old or found["worker"]:
+        why = "ranks need 3.8 or newer" if old else f"ranks fail at {found['worker']}"
+        raise PlanError(
+            f"{image}: {plan.python} is Python {python}, and {why}: set python to another interpreter of the image's"
+        )
+    need = needs.of(plan)
+    missing = sorted(name for name in need.packages if name in found and not found[name])
     if missing:
         raise PlanError(
-            f"{image} holds no {' and no '.join(missing)} for {plan.python} (Python {found['python']}): install it in "
-            "the image (phalanx container definition shows how), bind a folder that has it, or set python"
+            f"{image} holds no {' and no '.join(missing)} for {plan.python} (Python {python}), which "
+            f"{_who(plan, missing[0])} needs: use an image that has it, bind a folder that has it, install it in the "
+            "image (phalanx container definition shows how), or set python"
         )
-    if found.get("records") != VERSION:
-        raise PlanError(
-            f"{image} has a Phalanx ({found['phalanx']}) that writes records of version {found.get('records')}, and "
-            f"this one reads version {VERSION}: install the same release in both"
+    if need.settings and found["api"]:
+        raise PlanError(f"{plan.script} uses the API, and {lacks_api(plan, found)}")
+    return []
+
+
+def _who(plan: LaunchPlan, package: str) -> str:
+    if package in (plan.strategy, plan.launcher) or (package, plan.launcher) == ("horovod", "horovodrun"):
+        return f"launcher {plan.launcher} with strategy {plan.strategy}"
+    return "launcher torchrun" if plan.launcher == "torchrun" else str(plan.script)
+
+
+def lacks_api(plan: LaunchPlan, found: dict[str, Any]) -> str:
+    """What is wrong with an image for scripts with the API, and what to do."""
+    image, folder = plan.config.container.image, packages(plan)
+    if tuple(map(int, found["python"].split(".")[:2])) < _OLDEST_API:
+        return (
+            f"{image} has Python {found['python']} as {plan.python}, where the API needs 3.10 or newer: use another "
+            "image, or a script without the API, which runs as it is"
         )
-    return [f"image: torch {found['torch']}, phalanx {found['phalanx']}, Python {found['python']}"]
+    if folder.is_dir():
+        return (
+            f"{folder} doesn't fit {image} ({found['api']}): remove that folder, then phalanx container prepare {image}"
+        )
+    where = f" container.packages={folder}" if plan.config.container.packages else ""
+    return (
+        f"{image} lacks what it needs beside torch ({found['api']}): `phalanx container prepare{where} {image}` puts "
+        "it beside the image, once"
+    )

@@ -131,6 +131,10 @@ def check(plan: LaunchPlan) -> None:
     engines.check(plan)
     probe.check(plan)
     _check_python(plan)
+    if plan.runtime != "venv" and (plan.allocation is None or plan.allocation.inside):
+        for note in probe.look(plan):
+            if not note.startswith("image: "):
+                print(f"note: {note}", file=sys.stderr)
 
 
 def check_place(plan: LaunchPlan) -> None:

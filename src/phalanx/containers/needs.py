@@ -1,0 +1,83 @@
+"""What a rank will certainly import, by the script's source: an image that lacks it is refused before the start.
+
+Only imports at the top level of the script and of its own modules count, outside of `try` and `if`. Others may never
+happen, and a job that works is not refused.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ..plan import LaunchPlan
+from ..uses_api import files_of, search_path
+
+_PLAIN = {"EpochTimer", "PhalanxError", "Topology", "__version__"}  # of the API, what needs no package
+_PLAIN_MODULES = {"epoch_timer", "errors", "hostlist", "records", "rundir", "topology", "worker"}
+_WITH_TORCH = {"init", "current", "Run", "shard", "run", "data", "strategies"}
+_STARTERS = {"torchrun": "torch", "deepspeed": "deepspeed", "horovod": "horovod", "horovodrun": "horovod", "ray": "ray"}
+
+
+@dataclass
+class Needs:
+    """Top-level packages, and names of this package's API that are used."""
+
+    packages: set[str] = field(default_factory=set)
+    api: set[str] = field(default_factory=set)
+
+    @property
+    def settings(self) -> bool:
+        """Whether what the API needs beyond torch is needed."""
+        return bool(self.api - _PLAIN - _PLAIN_MODULES)
+
+
+def of(plan: LaunchPlan) -> Needs:
+    """What the plan's launcher, strategy and script need; of a command nothing is known."""
+    found = of_script(Path(plan.cwd, plan.script)) if plan.script is not None else Needs()
+    found.packages |= {_STARTERS[word] for word in (plan.launcher, plan.strategy) if word in _STARTERS}
+    found.packages |= {"torch"} if found.api & _WITH_TORCH else set()
+    return found
+
+
+def of_script(script: Path) -> Needs:
+    needs, seen, waiting = Needs(), set[Path](), [script]
+    folders = search_path(script)
+    while waiting:
+        file = waiting.pop()
+        if file in seen:
+            continue
+        seen.add(file)
+        try:
+            tree = ast.parse(file.read_bytes())
+        except (OSError, SyntaxError, ValueError):  # running it will say so
+            continue
+        names = list(_imports(tree))
+        waiting += [path for name in names for path in files_of(name, folders, file)]
+        own = {name for name in names if any(files_of(name.partition(".")[0], folders, file))}
+        needs.packages |= {name.partition(".")[0] for name in names if name not in own and not name.startswith(".")}
+        needs.api |= _api(tree, names)
+    return needs
+
+
+def _imports(tree: ast.Module) -> Iterator[str]:
+    """Dotted names that are imported when the module is; relative ones begin with their dots."""
+    for node in tree.body:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield "." * node.level + (node.module or "")
+
+
+def _api(tree: ast.Module, names: Sequence[str]) -> set[str]:
+    """The names of this package that a module uses, if it certainly imports it."""
+    found = {name.split(".")[1] for name in names if name.startswith("phalanx.")}
+    aliases = set()
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom) and node.module == "phalanx" and not node.level:
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.Import):
+            aliases |= {alias.asname or "phalanx" for alias in node.names if alias.name == "phalanx"}
+    used = (node for node in ast.walk(tree) if isinstance(node, ast.Attribute))
+    return found | {node.attr for node in used if isinstance(node.value, ast.Name) and node.value.id in aliases}
