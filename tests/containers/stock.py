@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+import zipfile
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
@@ -49,8 +51,6 @@ def interpreter(folder: Path, packages: Sequence[str] = ("torch", "numpy"), pyth
 
 def closure(packages: Sequence[str]) -> set[str]:
     """The packages and what they need, as far as it is installed."""
-    import re
-
     found: set[str] = set()
     waiting = list(packages)
     while waiting:
@@ -63,6 +63,23 @@ def closure(packages: Sequence[str]) -> set[str]:
             found.add(name)
             waiting += [re.split(r"[^\w.-]", word)[0] for word in needs if "extra ==" not in word]
     return found
+
+
+def wheelhouse(folder: Path, packages: Sequence[str] = ("pydantic", "PyYAML", "rich")) -> Path:
+    """Wheels of what is installed here, so that pip needs no network."""
+    folder.mkdir()
+    for name in closure(packages):
+        found = distribution(name)
+        files = [file for file in found.files or () if file.parts[0] not in ("..", "bin") and file.suffix != ".pyc"]
+        info = next(file.parts[0] for file in files if file.parts[0].endswith(".dist-info"))
+        tag = re.search(r"(?m)^Tag: (\S+)", found.read_text("WHEEL") or "")
+        assert tag
+        with zipfile.ZipFile(folder / f"{info.removesuffix('.dist-info')}-{tag[1]}.whl", "w") as wheel:
+            for file in files:
+                if file.name not in ("RECORD", "INSTALLER", "REQUESTED", "direct_url.json"):
+                    wheel.write(str(found.locate_file(file)), str(file))
+            wheel.writestr(f"{info}/RECORD", "".join(f"{file},,\n" for file in wheel.namelist()) + f"{info}/RECORD,,\n")
+    return folder
 
 
 def settings(sif: Path, python: Path, *binds: str) -> str:

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,7 @@ def evaluated(tree: ast.AST) -> Iterator[ast.AST]:
                 waiting += [item for item in items if isinstance(item, ast.AST)]
 
 
+@cache
 def pythons() -> dict[int, str]:
     """The interpreters on PATH, and those that pyenv keeps, by their minor version."""
     found = {}
@@ -147,30 +149,34 @@ if sys.argv[1:] == ["fail"]:
 
 @pytest.mark.parametrize("minor", range(OLDEST, NEWEST + 1))
 def test_the_worker_runs_a_script_under_each_python(minor: int, tmp_path: Path) -> None:
-    """Two ranks of srun, which meet by the rendezvous file; then one that fails, with its report; then a command."""
+    """Two ranks of srun, which meet by the rendezvous file; one that fails, with its report; a command; wrong words."""
     python = pythons().get(minor)
     if python is None:
         pytest.skip(f"NOT TESTED with Python 3.{minor}: no such interpreter on PATH or in pyenv")
     (tmp_path / "script.py").write_text(SCRIPT)
+    (tmp_path / "other").mkdir()
     base = {"PATH": os.environ["PATH"], "PYTHONPATH": str(SOURCE.parent), "PHALANX_RUN_DIR": str(tmp_path)}
     base |= {"PHALANX_LAUNCH_ID": "one", "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "2"}
     base |= {"SLURM_NNODES": "1", "SLURM_NODEID": "0", "SLURM_TASKS_PER_NODE": "2", "PYTHONDONTWRITEBYTECODE": "1"}
-    words = [python, "-m", "phalanx.worker", str(tmp_path / "script.py"), "a b"]
-    ranks = [
-        subprocess.Popen(words, env={**base, "SLURM_PROCID": rank, "SLURM_LOCALID": rank}, cwd=tmp_path)
-        for rank in ("0", "1")
-    ]
-    assert [rank.wait(timeout=60) for rank in ranks] == [0, 0]
+    alone = {name: text for name, text in base.items() if not name.startswith("SLURM")}
+    worker = [python, "-m", "phalanx.worker"]
+    script = str(tmp_path / "script.py")
+
+    def start(environ: dict[str, str], *words: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [*worker, *words], env=environ, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+
+    ranks = [start({**base, "SLURM_PROCID": rank, "SLURM_LOCALID": rank}, script, "a b") for rank in ("0", "1")]
+    failing = start({**alone, "PHALANX_RUN_DIR": str(tmp_path / "other")}, script, "fail")
+    command = start(alone, "--exec", "sh", "-c", 'exit "$((RANK + 5))"')
+    wrong = start({**alone, "RANK": "3", "WORLD_SIZE": "2"}, script)
+    said = [process.communicate(timeout=60)[1] for process in (*ranks, failing, command, wrong)]
+    assert [process.returncode for process in (*ranks, failing, command, wrong)] == [0, 0, 1, 5, 2], said
     seen = [(tmp_path / f"seen{rank}").read_text().split() for rank in (0, 1)]
     assert [words[:5] for words in seen] == [["a", "b", rank, "2", rank] for rank in ("0", "1")]
     assert (tmp_path / "port0").read_text() == (tmp_path / "port1").read_text()
-    alone = {name: text for name, text in base.items() if not name.startswith("SLURM")}
-    failed = subprocess.run([*words[:4], "fail"], env=alone, cwd=tmp_path, capture_output=True, text=True)
-    assert failed.returncode == 1
-    assert "ValueError: on purpose" in failed.stderr
-    assert json.loads((tmp_path / "errors" / "0.json").read_text())["exception"] == "ValueError: on purpose"
-    command = [*words[:3], "--exec", "sh", "-c", 'exit "$((RANK + 5))"']
-    assert subprocess.run(command, env=alone, cwd=tmp_path).returncode == 5
-    wrong = subprocess.run(words, env={**alone, "RANK": "3", "WORLD_SIZE": "2"}, cwd=tmp_path, capture_output=True)
-    assert wrong.returncode == 2
-    assert b"RANK=3 but WORLD_SIZE=2" in wrong.stderr
+    assert "ValueError: on purpose" in said[2]
+    report = json.loads((tmp_path / "other" / "errors" / "0.json").read_text())
+    assert report["exception"] == "ValueError: on purpose"
+    assert "RANK=3 but WORLD_SIZE=2" in said[4]
