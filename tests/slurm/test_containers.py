@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from phalanx.cells import NODES, TABLE
-from tests.containers import image
+from tests.containers import image, stock
+from tests.containers.test_stock import PLAIN
 
 from .conftest import Cluster, User
 from .test_cells import HOROVOD, LACKING, LAUNCHES, MANY, STEPS, Launch, skip_without
@@ -72,8 +74,57 @@ def test_what_an_image_lacks_is_said_before_the_job_is_submitted(cluster: Cluste
     words = ("submit", "-t", "5", "device=cpu", f"container.image={sif}", "container.binds=/usr:/usr:ro")
     done = user.phalanx(*words, "python=/usr/bin/python3", TRAIN)
     assert done.returncode == 2
-    assert "holds no torch and no phalanx" in done.stderr
+    assert "holds no torch for /usr/bin/python3" in done.stderr
     assert not (user.work / "runs").exists()
     nothing = user.phalanx(*words, "python=/nix/python", TRAIN)
     assert nothing.returncode == 2
     assert "/nix/python does not run" in nothing.stderr
+
+
+STOCK = {  # launcher and ranks on each node
+    "torchrun": ("torchrun", (1, 1)),
+    "agents-by-mpirun": ("torchrun", (1, 1)),
+    "srun": ("srun", (2, 1)),
+    "mpirun": ("mpirun", (1, 1)),
+    "python": ("python", (1,)),
+    "command": ("srun", (1, 1)),
+}
+
+
+@pytest.fixture(scope="module")
+def stock_jobs(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Plain scripts in an image that holds Python and, by `env`, a torch; submitted at once."""
+    image.skip_or_pass()
+    folder = tmp_path_factory.mktemp("stock")
+    full = stock.interpreter(folder / "full")
+    settings = stock.settings(stock.make(folder), stock.interpreter(folder / "bare", ()), f"{full}:/mnt/full:ro")
+    (site,) = full.glob("lib/python3*/site-packages")
+    settings += f"env:\n  PYTHONPATH: /mnt/full/{site.relative_to(full)}:{stock.PLACE}/own\n"
+    (folder / "job.yaml").write_text(settings)
+    user = User(cluster, folder, "work")
+    (user.work / "plain.py").write_text(PLAIN)
+    user.environment["PATH"] = image.path()
+    ids = {}
+    for name, (launcher, ranks) in STOCK.items():
+        words = ["-c", folder / "job.yaml", "-N", len(ranks), "--launcher", launcher, f"name={name}"]
+        words += ["--ntasks", sum(ranks)] if len(set(ranks)) > 1 else ["--nproc", ranks[0]]
+        words += ["torchrun.start=mpirun"] if name == "agents-by-mpirun" else []
+        script = ["training_cmd=bash -c 'python3 plain.py'"] if name == "command" else ["plain.py"]
+        ids[name] = user.submit(*words, *script, PYTHONPATH=f"/nix:{os.environ.get('PYTHONPATH', '')}")
+    ended = {name: cluster.wait(job, timeout=600) for name, job in ids.items()}
+    return {name: (ended[name], user.run_dir(name), user.output(name)) for name in ids}
+
+
+@pytest.mark.parametrize("name", STOCK)
+def test_a_plain_script_runs_in_a_stock_image_as_a_job(stock_jobs: Any, name: str) -> None:
+    """And what `env` sets is seen by the look before the submission: without it the image has no torch."""
+    ended, run_dir, output = stock_jobs[name]
+    ranks = sum(STOCK[name][1])
+    assert ended["JobState"] == "COMPLETED", output
+    facts = [json.loads(path.read_text()) for path in sorted(run_dir.glob("facts*.json"))]
+    assert [(fact["total"], fact["world"]) for fact in facts] == [(ranks * (ranks + 1) / 2, ranks)] * ranks
+    for fact in facts:
+        assert fact["python"] == f"{stock.PLACE}/bin/python3"
+        assert fact["path"][0] == "/.phalanx/lib"
+        assert fact["path"][1].startswith("/mnt/full/")
+        assert fact["lacking"] == ["pydantic", "yaml", "rich"]
