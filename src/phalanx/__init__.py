@@ -6,6 +6,7 @@ find this package imported already, and would warn of it.
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -52,6 +53,10 @@ def __getattr__(name: str) -> Any:
     if name not in _PUBLIC:
         raise AttributeError(f"module 'phalanx' has no attribute {name!r}")
     module = _PUBLIC[name]
+    if sys.version_info < (3, 10) and module not in ("errors", "topology"):
+        from .errors import MissingExtraError
+
+        raise MissingExtraError(f"phalanx.{name} needs Python 3.10 or newer, and this is {sys.version.split()[0]}")
     if module in _WITH_TORCH:
         from .registry import require
 

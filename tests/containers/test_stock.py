@@ -88,10 +88,8 @@ def checked_facts(project: Project, name: str, ranks: int) -> None:
         assert [str(folder).split("/lib")[0] for folder in fact["path"]] == ["/.phalanx", stock.PLACE]
 
 
-@pytest.mark.parametrize(("launcher", "ranks"), [("torchrun", 2), ("python", 1), ("mpirun", 2)])
+@pytest.mark.parametrize(("launcher", "ranks"), [("torchrun", 2), ("python", 1)])
 def test_a_plain_script_runs_in_an_image_with_torch_alone(project: Project, launcher: str, ranks: int) -> None:
-    if launcher == "mpirun" and shutil.which("mpirun") is None:
-        pytest.skip("NOT TESTED under mpirun: this machine has no MPI")
     (project.folder / "host").mkdir()
     (project.folder / "host" / "images_module.py").write_text("HERE = False\n")  # the image's own must win
     host = {"PYTHONPATH": f"{project.folder}/host:{os.environ.get('PYTHONPATH', '')}", "VIRTUAL_ENV": "/host"}

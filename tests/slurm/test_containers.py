@@ -83,10 +83,8 @@ def test_what_an_image_lacks_is_said_before_the_job_is_submitted(cluster: Cluste
 
 STOCK = {  # launcher and ranks on each node
     "torchrun": ("torchrun", (1, 1)),
-    "agents-by-mpirun": ("torchrun", (1, 1)),
     "srun": ("srun", (2, 1)),
     "mpirun": ("mpirun", (1, 1)),
-    "python": ("python", (1,)),
     "command": ("srun", (1, 1)),
 }
 
@@ -108,7 +106,6 @@ def stock_jobs(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> An
     for name, (launcher, ranks) in STOCK.items():
         words = ["-c", folder / "job.yaml", "-N", len(ranks), "--launcher", launcher, f"name={name}"]
         words += ["--ntasks", sum(ranks)] if len(set(ranks)) > 1 else ["--nproc", ranks[0]]
-        words += ["torchrun.start=mpirun"] if name == "agents-by-mpirun" else []
         script = ["training_cmd=bash -c 'python3 plain.py'"] if name == "command" else ["plain.py"]
         ids[name] = user.submit(*words, *script, PYTHONPATH=f"/nix:{os.environ.get('PYTHONPATH', '')}")
     ended = {name: cluster.wait(job, timeout=600) for name, job in ids.items()}

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -315,6 +316,7 @@ def image_says(tmp_path, monkeypatch):
         path.write_text(f"#!/bin/sh\necho '{line}'\nexit {code}\n")
         path.chmod(0o755)
         monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+        probe._known.clear()
         return probe.look(plan(tmp_path, *overrides, slurm=slurm))
 
     return answer
@@ -366,6 +368,7 @@ def test_an_image_for_a_command_needs_no_torch(image_says, tmp_path):
         (said(), {"script": API}, ["train.py uses the API", "pydantic", "`phalanx container prepare "]),
         (said(), {"script": "from phalanx.config import load_config"}, ["`phalanx container prepare "]),
         (said(python="3.9.1"), {"script": API}, ["Python 3.9.1", "3.10 or newer"]),
+        (said(python="3.9.1"), {"script": "from phalanx import EpochTimer"}, ["Python 3.9.1", "3.10 or newer"]),
         (said(python="3.7.1"), {}, ["Python 3.7.1", "3.8 or newer", "set python"]),
         (said(worker="ImportError: x"), {}, ["ranks fail at ImportError: x"]),
         ("FATAL: could not open image", {"code": 255}, ["python3 does not run", "255", "could not open image"]),
@@ -377,6 +380,25 @@ def test_an_image_that_ranks_could_not_use_is_refused(image_says, tmp_path, answ
         image_says(answer, *options.pop("overrides", ()), **options)
     for word in words:
         assert word in str(caught.value)
+
+
+def test_a_torch_that_is_older_than_the_apis_is_told(image_says):
+    assert "torch 2.4.1" in image_says(said(api=None, torch="2.4.1"), script=API)[1]
+    assert len(image_says(said(torch="2.0.1"), script="import torch", code=0)) == 1
+
+
+def test_the_api_without_its_packages_names_the_command():
+    """Where a script imports it at a place that nobody could foresee."""
+    code = (
+        "import sys; sys.modules['yaml'] = None\n"
+        "import phalanx; from phalanx import bound\n"
+        "bound.LIBRARY = phalanx.__file__[:9]\n"
+        "phalanx.ArgumentParser"
+    )
+    environ = {**os.environ, "APPTAINER_CONTAINER": "/images/torch.sif"}
+    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True)
+    assert "MissingExtraError: the API needs yaml" in done.stderr
+    assert "`phalanx container prepare /images/torch.sif`" in done.stderr
 
 
 def test_packages_that_do_not_fit_the_image_are_named(image_says, tmp_path):

@@ -165,11 +165,10 @@ def _check(jobs: list[submit.Job], flags: frozenset[str], chain: int) -> None:
 
 
 def _look_into_images(jobs: list[submit.Job]) -> None:
-    """Once an image, however many jobs use it."""
-    contained = {str(job.plan.config.container): job.plan for job in jobs if job.plan.runtime != "venv"}
-    for plan in contained.values():
-        for line in probe.look(plan):
-            print(f"note: {line}", file=sys.stderr)
+    """Once an image, however many jobs use it; what its ranks need differs by launcher and strategy."""
+    notes = [note for job in jobs if job.plan.runtime != "venv" for note in probe.look(job.plan)]
+    for note in dict.fromkeys(notes):
+        print(f"note: {note}", file=sys.stderr)
 
 
 def _confirm(count: int, node_hours: float) -> None:

@@ -49,7 +49,7 @@ def prepare(plan: LaunchPlan, wheelhouse: str | None, options: Sequence[str]) ->
     if not found.get("api", "unknown"):
         return None
     folder = packages(plan)
-    if folder.exists() or tuple(map(int, found["python"].split(".")[:2])) < (3, 10):
+    if folder.exists() or probe.too_old(found):
         raise PlanError(probe.lacks_api(plan, found))
     if wheelhouse and not any(Path(wheelhouse).glob("*.whl")):
         raise PlanError(f"--wheelhouse {wheelhouse}: expected a folder of wheels; {_fill(wheelhouse, found['python'])}")

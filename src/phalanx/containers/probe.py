@@ -18,7 +18,10 @@ from . import needs
 from .wrap import inside, packages, parts
 
 _PATIENCE = 120.0  # seconds; the first look at an image on a slow file system takes long
+_known: dict[str, dict[str, Any]] = {}
 _OLDEST, _OLDEST_API = (3, 8), (3, 10)
+_OLDEST_TORCH = (2, 7)
+_OLD_API = {"PhalanxError", "Topology", "__version__", "errors", "topology", "worker"}  # of 3.8 too
 # For any Python 3; this package is the bound one, whose worker is all that a plain script needs.
 _PROBE = """\
 import json, sys
@@ -91,7 +94,17 @@ def look(plan: LaunchPlan) -> list[str]:
 
 
 def ask(plan: LaunchPlan) -> dict[str, Any]:
-    """What the probe found. Raises PlanError if the image's Python can't be run, subprocess.TimeoutExpired."""
+    """What the probe found, once for all plans of the same image and variables.
+
+    Raises PlanError if the image's Python can't be run, subprocess.TimeoutExpired."""
+    same = {**plan.environment, "PHALANX_EXPECTED_WORLD_SIZE": ""}
+    key = f"{plan.python} {plan.runtime} {plan.cwd} {plan.config.container} {plan.config.tmpdir} {same}"
+    if key not in _known:
+        _known[key] = _ask(plan)
+    return _known[key]
+
+
+def _ask(plan: LaunchPlan) -> dict[str, Any]:
     done = run_inside(plan, [plan.python, "-c", _PROBE], plan.cwd, timeout=_PATIENCE, capture_output=True)
     answer = re.search(r"^PROBE(\{.*\})$", done.stdout, re.MULTILINE)
     if answer is None:
@@ -131,7 +144,7 @@ def _versions(found: dict[str, Any]) -> str:
 
 def _judge(plan: LaunchPlan, found: dict[str, Any]) -> list[str]:
     image, python = plan.config.container.image, found["python"]
-    old = tuple(map(int, python.split(".")[:2])) < _OLDEST
+    old = _version(python) < _OLDEST
     if old or found["worker"]:
         why = "ranks need 3.8 or newer" if old else f"ranks fail at {found['worker']}"
         raise PlanError(
@@ -145,9 +158,17 @@ def _judge(plan: LaunchPlan, found: dict[str, Any]) -> list[str]:
             f"{_who(plan, missing[0])} needs: use an image that has it, bind a folder that has it, install it in the "
             "image (phalanx container definition shows how), or set python"
         )
-    if need.settings and found["api"]:
+    if (need.settings and found["api"]) or (need.api - _OLD_API and too_old(found)):
         raise PlanError(f"{plan.script} uses the API, and {lacks_api(plan, found)}")
+    if need.settings and found["torch"] and _version(found["torch"]) < _OLDEST_TORCH:
+        return [f"{image} has torch {found['torch']}, and the API was tried from 2.7 on"]
     return []
+
+
+def _version(text: str) -> tuple[int, ...]:
+    """The first two numbers; of an unknown version none is missing."""
+    numbers = re.match(r"(\d+)\.(\d+)", text)
+    return tuple(map(int, numbers.groups())) if numbers else (99,)
 
 
 def _who(plan: LaunchPlan, package: str) -> str:
@@ -156,10 +177,15 @@ def _who(plan: LaunchPlan, package: str) -> str:
     return "launcher torchrun" if plan.launcher == "torchrun" else str(plan.script)
 
 
+def too_old(found: dict[str, Any]) -> bool:
+    """Whether the API can't be had with the image's Python."""
+    return _version(found["python"]) < _OLDEST_API
+
+
 def lacks_api(plan: LaunchPlan, found: dict[str, Any]) -> str:
     """What is wrong with an image for scripts with the API, and what to do."""
     image, folder = plan.config.container.image, packages(plan)
-    if tuple(map(int, found["python"].split(".")[:2])) < _OLDEST_API:
+    if too_old(found):
         return (
             f"{image} has Python {found['python']} as {plan.python}, where the API needs 3.10 or newer: use another "
             "image, or a script without the API, which runs as it is"
