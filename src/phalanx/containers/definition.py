@@ -27,6 +27,7 @@ BASES = {
 }
 _AGENTS = ("docker", "oras", "library", "shub", "docker-daemon", "docker-archive", "oci-archive", "oci", "localimage")
 _FILES = ("docker-archive", "oci-archive", "oci", "localimage")  # which name a file or folder of this machine
+_FOR_CPU = "import sys, torch; sys.exit(torch.version.cuda is not None)"
 _SOURCES = ("pyproject.toml", "README.md", "LICENSE", "src")
 _COPIES = "/opt/phalanx"
 
@@ -136,7 +137,7 @@ def _before_horovod() -> list[str]:
         "    command -v g++ >/dev/null && command -v make >/dev/null || "
         "{ apt-get update; apt-get install -y --no-install-recommends g++ make; }",
         f"    export {variables}",
-        "    [ ! -e /usr/local/cuda ] || export HOROVOD_GPU_OPERATIONS=NCCL HOROVOD_CUDA_HOME=/usr/local/cuda",
+        f"    python3 -c '{_FOR_CPU}' || export HOROVOD_GPU_OPERATIONS=NCCL",
         f"    cat >/{TOOLCHAIN} <<'END'",
         *HOROVOD_TOOLCHAIN.splitlines(),
         "END",
