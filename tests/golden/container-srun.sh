@@ -47,16 +47,17 @@ srun \
   bash -c 'if [ -n "${TMPDIR:-}" ]; then mkdir -p "$TMPDIR"; fi
 for name in $(compgen -e | grep -E '"'"'^((RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|NODE_RANK|GROUP_RANK|TMPDIR|PYTHONUNBUFFERED|http_proxy|https_proxy|no_proxy|HTTP_PROXY|HTTPS_PROXY|NO_PROXY|TERM|USER)$|SLURM_|PMI|OMPI_|MPI_|MV2_|HYDRA_|PALS_|FLUX_|PHALANX_|TORCHELASTIC_|MASTER_|CUDA_|NVIDIA_|ROCR_|HIP_|NCCL_|RCCL_|GLOO_|UCX_|FI_|OMP_|MKL_|OPENBLAS_|TRITON_|TORCH|MIOPEN_|WANDB_|MLFLOW_|HF_|HUGGING_FACE_|ACCELERATE_|DS_|HOROVOD_|RAY_)'"'"'); do export "SINGULARITYENV_$name=${!name}"; done
 export SINGULARITYENV_PYTHONNOUSERSITE="${SINGULARITYENV_PYTHONNOUSERSITE-1}"
-packages=(); if [ -d /home/me/project/a.sif.phalanx ]; then packages=(--mount=type=bind,source=/home/me/project/a.sif.phalanx,destination=/.phalanx/packages,ro); fi
+own=()
+if [ -d /host/phalanx ]; then own+=(--mount=type=bind,source=/host/phalanx,destination=/.phalanx/lib/phalanx,ro); fi
+if [ -d /home/me/project/a.sif.phalanx ]; then own+=(--mount=type=bind,source=/home/me/project/a.sif.phalanx,destination=/.phalanx/packages,ro); fi
 exec env \
   --unset=PYTHONPATH --unset=PYTHONHOME --unset=PYTHONUSERBASE --unset=PYTHONSTARTUP --unset=PYTHONEXECUTABLE \
   --unset=PYTHONPLATLIBDIR --unset=PYTHONPYCACHEPREFIX --unset=VIRTUAL_ENV --unset=VIRTUAL_ENV_PROMPT \
   --unset=CONDA_PREFIX --unset=CONDA_DEFAULT_ENV --unset=CONDA_EXE --unset=CONDA_PYTHON_EXE --unset=CONDA_SHLVL \
   --unset=CONDA_PROMPT_MODIFIER --unset=BASH_ENV singularity exec \
   --no-eval \
-  --mount=type=bind,source=/host/phalanx,destination=/.phalanx/lib/phalanx,ro \
   --mount=type=bind,source=/home/me/project,destination=/home/me/project \
-  --mount="type=bind,\"source=$PHALANX_RUN_DIR\",\"destination=$PHALANX_RUN_DIR\"" ${TMPDIR:+--mount="type=bind,\"source=$TMPDIR\",\"destination=$TMPDIR\""} "${packages[@]}" \
+  --mount="type=bind,\"source=$PHALANX_RUN_DIR\",\"destination=$PHALANX_RUN_DIR\"" ${TMPDIR:+--mount="type=bind,\"source=$TMPDIR\",\"destination=$TMPDIR\""} "${own[@]}" \
   --cleanenv \
   --rocm \
   /home/me/project/a.sif sh -c '"'"'exec "$(command -v bash || command -v sh)" -c "$@"'"'"' sh '"'"'set -e

@@ -46,17 +46,18 @@ srun \
   bash -c 'if [ -n "${TMPDIR:-}" ]; then mkdir -p "$TMPDIR"; fi
 for name in $(compgen -e | grep -E '"'"'^((RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|NODE_RANK|GROUP_RANK|TMPDIR|PYTHONUNBUFFERED|http_proxy|https_proxy|no_proxy|HTTP_PROXY|HTTPS_PROXY|NO_PROXY|TERM|USER)$|SLURM_|PMI|OMPI_|MPI_|MV2_|HYDRA_|PALS_|FLUX_|PHALANX_|TORCHELASTIC_|MASTER_|CUDA_|NVIDIA_|ROCR_|HIP_|NCCL_|RCCL_|GLOO_|UCX_|FI_|OMP_|MKL_|OPENBLAS_|TRITON_|TORCH|MIOPEN_|WANDB_|MLFLOW_|HF_|HUGGING_FACE_|ACCELERATE_|DS_|HOROVOD_|RAY_)'"'"'); do export "APPTAINERENV_$name=${!name}"; done
 export APPTAINERENV_PYTHONNOUSERSITE="${APPTAINERENV_PYTHONNOUSERSITE-1}"
-packages=(); if [ -d /images/a.sif.phalanx ]; then packages=(--mount=type=bind,source=/images/a.sif.phalanx,destination=/.phalanx/packages,ro); fi
+own=()
+if [ -d /host/phalanx ]; then own+=(--mount=type=bind,source=/host/phalanx,destination=/.phalanx/lib/phalanx,ro); fi
+if [ -d /images/a.sif.phalanx ]; then own+=(--mount=type=bind,source=/images/a.sif.phalanx,destination=/.phalanx/packages,ro); fi
 exec env \
   --unset=PYTHONPATH --unset=PYTHONHOME --unset=PYTHONUSERBASE --unset=PYTHONSTARTUP --unset=PYTHONEXECUTABLE \
   --unset=PYTHONPLATLIBDIR --unset=PYTHONPYCACHEPREFIX --unset=VIRTUAL_ENV --unset=VIRTUAL_ENV_PROMPT \
   --unset=CONDA_PREFIX --unset=CONDA_DEFAULT_ENV --unset=CONDA_EXE --unset=CONDA_PYTHON_EXE --unset=CONDA_SHLVL \
   --unset=CONDA_PROMPT_MODIFIER --unset=BASH_ENV apptainer exec \
   --no-eval \
-  --mount=type=bind,source=/host/phalanx,destination=/.phalanx/lib/phalanx,ro \
   --mount=type=bind,source=/home/me/project,destination=/home/me/project \
   --mount="type=bind,\"source=$PHALANX_RUN_DIR\",\"destination=$PHALANX_RUN_DIR\"" \
-  --mount=type=bind,source=/data,destination=/data,ro "${packages[@]}" \
+  --mount=type=bind,source=/data,destination=/data,ro "${own[@]}" \
   $([ -e /proc/driver/nvidia ] && echo --nv || { [ -e /dev/kfd ] && echo --rocm; }) \
   /images/a.sif sh -c '"'"'export PYTHONPATH="/.phalanx/lib${PYTHONPATH:+:$PYTHONPATH}"
 exec "$@"'"'"' sh python3 -m torch.distributed.run \

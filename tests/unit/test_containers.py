@@ -72,9 +72,9 @@ def test_a_rank_is_executed_in_the_image_with_the_projects_folders_bound(tmp_pat
     mounts = [next(csv.reader([word[8:]])) for word in words[:image] if word.startswith("--mount=")]
     folders = (str(tmp_path), f"{tmp_path}/a,b:c")
     assert mounts == [
-        ["type=bind", f"source={Path(phalanx.__file__).parent}", "destination=/.phalanx/lib/phalanx", "ro"],
         *(["type=bind", f"source={folder}", f"destination={folder}"] for folder in folders),
         ["type=bind", "source=/data:x", "destination=/data", "ro"],
+        ["type=bind", f"source={Path(phalanx.__file__).parent}", "destination=/.phalanx/lib/phalanx", "ro"],
     ]
     assert words[image + 1 : image + 3] == ["sh", "-c"]
     assert words[image + 4 :] == ["sh", "python3", "-m", "phalanx.worker", "train.py", "--x", "a b", "$y"]
@@ -345,6 +345,7 @@ def test_a_fit_image_is_told_with_its_versions(image_says):
         "import sys\nif sys.argv[1:]:\n    import torch",
         "from phalanx import EpochTimer, Topology",
         "def unused():\n    import phalanx",
+        "import sys, phalanx\nif sys.argv[1:]:\n    run = phalanx.init()",
     ],
 )
 def test_what_a_script_may_do_without_is_not_asked_for(image_says, script):
@@ -365,6 +366,11 @@ def test_an_image_for_a_command_needs_no_torch(image_says, tmp_path):
         (said(), {"script": "", "overrides": ["strategy=horovod"]}, ["holds no horovod", "strategy horovod"]),
         (said(), {"script": "", "overrides": ["strategy=deepspeed", "nproc=2"]}, ["holds no deepspeed", "deepspeed"]),
         (said(), {"script": "", "overrides": ["launcher=ray", "nproc=2"]}, ["holds no ray", "launcher ray"]),
+        (
+            said(),
+            {"script": "import phalanx\nif __name__ == '__main__':\n    phalanx.init()"},
+            ["train.py uses the API"],
+        ),
         (said(), {"script": API}, ["train.py uses the API", "pydantic", "`phalanx container prepare "]),
         (said(), {"script": "from phalanx.config import load_config"}, ["`phalanx container prepare "]),
         (said(python="3.9.1"), {"script": API}, ["Python 3.9.1", "3.10 or newer"]),

@@ -1,7 +1,7 @@
 """What a rank will certainly import, by the script's source: an image that lacks it is refused before the start.
 
-Only imports at the top level of the script and of its own modules count, outside of `try` and `if`. Others may never
-happen, and a job that works is not refused.
+Only what stands outside of `try` and `if` counts (but for `if __name__ == "__main__"`), and of imports those at the top
+level of the script and of its own modules. Others may never happen, and a job that works is not refused.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def of_script(script: Path) -> Needs:
 
 def _imports(tree: ast.Module) -> Iterator[str]:
     """Dotted names that are imported when the module is; relative ones begin with their dots."""
-    for node in tree.body:
+    for node in _certain(tree, functions=False):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -74,10 +74,21 @@ def _api(tree: ast.Module, names: Sequence[str]) -> set[str]:
     """The names of this package that a module uses, if it certainly imports it."""
     found = {name.split(".")[1] for name in names if name.startswith("phalanx.")}
     aliases = set()
-    for node in tree.body:
+    for node in _certain(tree, functions=False):
         if isinstance(node, ast.ImportFrom) and node.module == "phalanx" and not node.level:
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.Import):
             aliases |= {alias.asname or "phalanx" for alias in node.names if alias.name == "phalanx"}
-    used = (node for node in ast.walk(tree) if isinstance(node, ast.Attribute))
+    used = (node for node in _certain(tree, functions=True) if isinstance(node, ast.Attribute))
     return found | {node.attr for node in used if isinstance(node.value, ast.Name) and node.value.id in aliases}
+
+
+def _certain(tree: ast.AST, functions: bool) -> Iterator[ast.AST]:
+    """The nodes that are reached on every way, those of functions' bodies too if so wanted."""
+    for node in ast.iter_child_nodes(tree):
+        is_main = isinstance(node, ast.If) and "__name__" in ast.dump(node.test)
+        maybe = isinstance(node, ast.If | ast.IfExp | ast.Try | ast.BoolOp) and not is_main
+        inside = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef)
+        if not maybe and (functions or not inside):
+            yield node
+            yield from _certain(node, functions)

@@ -8,7 +8,6 @@ import textwrap
 from pathlib import Path, PurePath
 
 from ..bound import LIBRARY, PACKAGES
-from ..config.container_schema import ContainerSettings
 from ..plan import LaunchPlan
 from ..shell import Sh, Word, layout
 
@@ -53,9 +52,7 @@ def inside(plan: LaunchPlan, words: list[Word]) -> str:
     ]
     if "PYTHONNOUSERSITE" not in plan.environment:  # a home that is mounted has packages for the host's Python
         lines.append(f'export {runtime}ENV_PYTHONNOUSERSITE="${{{runtime}ENV_PYTHONNOUSERSITE-1}}"')
-    folder = shlex.quote(str(packages(plan)))
-    mount = shlex.quote(_mount(str(packages(plan)), PACKAGES, "ro"))
-    lines.append(f"packages=(); if [ -d {folder} ]; then packages=({mount}); fi")
+    lines += ["own=()", *(_if_there(folder, place) for folder, place in _own_folders(plan).items())]
     # Not unset before: what is evaluated here may need the host's Python.
     unset = textwrap.wrap(" ".join(f"--unset={name}" for name in _HOST_PYTHON), 110, break_on_hyphens=False)
     start = Sh(" \\\n  ".join(["exec env", *unset]))
@@ -64,20 +61,27 @@ def inside(plan: LaunchPlan, words: list[Word]) -> str:
 
 
 def packages(plan: LaunchPlan) -> Path:
-    """The host's folder of what the API needs and the image lacks; `phalanx container prepare` makes it."""
-    return packages_folder(plan.cwd, plan.config.container)
+    """The host's folder of what the API needs and the image lacks: the settings', else one beside the image."""
+    config = plan.config.container
+    image = Path(plan.cwd, config.image or "")
+    return Path(plan.cwd, config.packages) if config.packages else image.with_name(f"{image.name}.phalanx")
 
 
-def packages_folder(cwd: str, config: ContainerSettings) -> Path:
-    """The settings' folder, else one beside the image, under its name."""
-    image = Path(cwd, Path(config.image or "").expanduser())
-    return Path(cwd, config.packages).expanduser() if config.packages else image.with_name(f"{image.name}.phalanx")
+def _own_folders(plan: LaunchPlan) -> dict[str, str]:
+    """This package, alone, as the others of the folder that it is installed in would hide the image's; and what the
+    image lacks for the API."""
+    return {str(Path(__file__).resolve().parents[1]): f"{LIBRARY}/phalanx", str(packages(plan)): PACKAGES}
+
+
+def _if_there(folder: str, place: str) -> str:
+    """A bind of a missing folder is fatal, and what nodes have is known there only."""
+    return f"if [ -d {shlex.quote(folder)} ]; then own+=({shlex.quote(_mount(folder, place, 'ro'))}); fi"
 
 
 def _exec(plan: LaunchPlan) -> list[Word]:
     """`apptainer exec` with its options and the image."""
     config = plan.config.container
-    options: list[Word] = ["--no-eval", *_mounts(plan), Sh('"${packages[@]}"')]
+    options: list[Word] = ["--no-eval", *_mounts(plan), Sh('"${own[@]}"')]
     options += ["--cleanenv"] if config.clean_env else []
     if config.home is not None:
         options.append("--no-home" if config.home == "none" else f"--home={config.home}")
@@ -87,15 +91,12 @@ def _exec(plan: LaunchPlan) -> list[Word]:
 
 
 def _mounts(plan: LaunchPlan) -> list[Word]:
-    """This package, the project's folder, the script's, the run directory, temporary files, and what the user names.
-
-    The package alone, not the folder that it is installed in, whose others would hide the image's."""
+    """The project's folder, the script's, the run directory, temporary files, and what the user names."""
     folders = [plan.cwd]
     if plan.script is not None:
         script = PurePath(plan.cwd, plan.script).parent
         folders += [] if script.is_relative_to(plan.cwd) else [str(script)]
-    own: list[Word] = [_mount(str(Path(__file__).resolve().parents[1]), f"{LIBRARY}/phalanx", "ro")]
-    own += [_mount(folder, folder) for folder in folders]
+    own: list[Word] = [_mount(folder, folder) for folder in folders]
     own.append(Sh(_mount_of("$PHALANX_RUN_DIR")))
     own += [Sh(f"${{TMPDIR:+{_mount_of('$TMPDIR')}}}")] if plan.config.tmpdir else []
     return [*own, *(_mount(*parts(bind)) for bind in plan.config.container.binds)]
