@@ -107,11 +107,12 @@ def test_ranks_files_are_written_for_python_3_8(name: str) -> None:
 
 
 def test_ranks_import_the_standard_library_alone(tmp_path: Path) -> None:
-    """In one process that runs a script as rank 1 of 2, through all that a worker imports late too."""
+    """In a process without any other packages, with what a worker imports late, and what is Ray's agent."""
     script = tmp_path / "script.py"
     script.write_text(
         "import json, sys\n"
-        "import phalanx.rendezvous, phalanx.horovod_ranks, phalanx.worker\n"
+        "import phalanx.rendezvous, phalanx.horovod_ranks, phalanx.worker, phalanx.epoch_timer\n"
+        "import phalanx.ray_launch.agent, phalanx.ray_launch.driver\n"
         "print(json.dumps(sorted({name.partition('.')[0] for name in sys.modules})))\n"
     )
     environ = {"PATH": os.environ["PATH"], "PYTHONPATH": str(SOURCE.parent), "RANK": "0", "WORLD_SIZE": "1"}
