@@ -1,8 +1,8 @@
 """Where a container finds this package, and what its API needs beyond torch.
 
-`containers/wrap.py` binds the package alone to LIBRARY, which PYTHONPATH names, and the folder that `phalanx container
-prepare` makes to PACKAGES. That comes last in sys.path, so that it hides nothing which the image has.
-Runs on Python 3.8 too, as all that `worker.py` imports.
+`containers/wrap.py` binds the package alone to LIBRARY, which PYTHONPATH names, and the folder
+that `phalanx container prepare` makes to PACKAGES. That comes last in sys.path, so that it hides
+nothing which the image has. Runs on Python 3.8 too, as all that `worker.py` imports.
 """
 
 import os
@@ -26,4 +26,4 @@ def lacking(error: ModuleNotFoundError) -> str:
     if not __file__.startswith(LIBRARY) or name not in IMPORTED:
         return ""
     image = os.environ.get("APPTAINER_CONTAINER") or os.environ.get("SINGULARITY_CONTAINER") or "IMAGE"
-    return f"the API needs {name}, which this image lacks: `phalanx container prepare {image}` adds it beside it, once"
+    return f"the API needs {name}, which this image lacks: `phalanx container prepare {image}` puts it beside it, once"

@@ -5,8 +5,8 @@ torch.distributed reads set. With PHALANX_RUN_DIR it also keeps the rank's log a
 report in `errors/<rank>.json`. Scripts need not know of any of this. A command takes the process's place,
 with the same variables and log.
 
-This file and all that it imports use the standard library alone, of Python 3.8 and later: ranks run by the Python of
-whatever image they are in.
+This file and all that it imports use the standard library alone, of Python 3.8 and later: ranks
+run by the Python of whatever image they are in.
 """
 
 from __future__ import annotations

@@ -165,7 +165,7 @@ def _check(jobs: list[submit.Job], flags: frozenset[str], chain: int) -> None:
 
 
 def _look_into_images(jobs: list[submit.Job]) -> None:
-    """Once an image, however many jobs use it; what its ranks need differs by launcher and strategy."""
+    """Once an image; what its ranks need differs by launcher and strategy."""
     notes = [note for job in jobs if job.plan.runtime != "venv" for note in probe.look(job.plan)]
     for note in dict.fromkeys(notes):
         print(f"note: {note}", file=sys.stderr)

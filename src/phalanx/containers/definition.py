@@ -1,4 +1,4 @@
-"""The text of a definition file: an image's own torch, and on it what `phalanx env create` would install."""
+"""Definition files: an image's own torch, and on it what `phalanx env create` would install."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ _COPIES = "/opt/phalanx"
 
 
 def text(base: str, extras: Sequence[str], requirements: str | None) -> str:
-    """Of a checkout of Phalanx, what a wheel is made of is copied; of the project nothing is, so that no secret (.env)
-    gets in. Raises PlanError for an image or an extra that can't be one."""
+    """Of a checkout of Phalanx, what a wheel is made of is copied; of the project nothing is, so
+    that no secret (.env) gets in. Raises PlanError for an image or an extra that can't be one."""
     agent, image = bootstrap_of(base)
     wanted, copies = _copied(_wanted(extras))
     copies += [(str(Path(requirements).absolute()), "/requirements.txt")] if requirements else []
@@ -62,8 +62,8 @@ From: {image}
 
 
 def bootstrap_of(base: str) -> tuple[str, str]:
-    """Apptainer's bootstrap agent for an image, and its name in that agent's words: `--from` takes addresses as `pull`
-    does, files, and names without an address, which are Docker's."""
+    """Apptainer's bootstrap agent for an image, and its name in that agent's words: `--from` takes
+    addresses as `pull` does, files, and names without an address, which are Docker's."""
     agent, name = _split(BASES.get(base, base))
     if agent not in _AGENTS:
         raise PlanError(
@@ -86,7 +86,7 @@ def _split(base: str) -> tuple[str, str]:
 
 
 def _file(name: str, agent: str, base: str) -> str:
-    """The whole path, as the definition may be built in another folder; a tag may follow an archive's."""
+    """The whole path, as it may be built in another folder; a tag may follow an archive's."""
     path, colon, tag = (name, "", "") if agent == "localimage" else name.partition(":")
     whole = Path(path).expanduser().absolute()
     if not whole.exists():
@@ -104,7 +104,7 @@ def _wanted(extras: Sequence[str]) -> Wanted:
 
 
 def _copied(wanted: Wanted) -> tuple[Wanted, list[tuple[str, str]]]:
-    """The same with the places that files and folders of this machine have in the image; and what is copied there."""
+    """The same with the places that this machine's files have in the image, and the copies."""
     copies = []
     if Path(wanted.phalanx).is_dir():
         copies += [(f"{wanted.phalanx}/{name}", f"{_COPIES}/{name}") for name in _SOURCES]

@@ -1,7 +1,8 @@
-"""What a rank will certainly import, by the script's source: an image that lacks it is refused before the start.
+"""What a rank will certainly import, by the script's source: an image must have it.
 
-Only what stands outside of `try` and `if` counts (but for `if __name__ == "__main__"`), and of imports those at the top
-level of the script and of its own modules. Others may never happen, and a job that works is not refused.
+Only what stands outside of `try` and `if` counts (but for `if __name__ == "__main__"`), and of
+imports those at the top level of the script and of its own modules. Others may never happen, and a
+job that works is not refused.
 """
 
 from __future__ import annotations

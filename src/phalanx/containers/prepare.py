@@ -1,4 +1,4 @@
-"""What the API needs beyond torch, put once into a folder beside an image, by the image's own Python and pip."""
+"""What the API needs beyond torch, put once beside an image by its own Python and pip."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def _fill(wheelhouse: str, python: str) -> str:
 
 
 def _gathered(part: Path) -> Path:
-    """All that pip installed, in one folder: systems differ in where it lies, and some have two places."""
+    """All that pip installed, in one folder: systems have different places, and some two."""
     made = part / "packages"
     made.mkdir()
     for site in sorted([*part.glob("made/**/site-packages"), *part.glob("made/**/dist-packages")]):

@@ -24,7 +24,7 @@ _NAMES = (
 )
 # Host paths that mean nothing inside, also where the settings change them; the image has its own.
 _HOST_ONLY = ("PATH", "LD_LIBRARY_PATH", "HOME", "PWD", "SHELL")
-# What leads a Python to packages of the host's, or a shell to its files: inside only where `env` sets it.
+# What leads a Python or a shell to files of the host's: inside only where `env` sets it.
 _HOST_PYTHON = (
     *("PYTHONPATH", "PYTHONHOME", "PYTHONUSERBASE", "PYTHONSTARTUP", "PYTHONEXECUTABLE", "PYTHONPLATLIBDIR"),
     *("PYTHONPYCACHEPREFIX", "VIRTUAL_ENV", "VIRTUAL_ENV_PROMPT", "CONDA_PREFIX", "CONDA_DEFAULT_ENV", "CONDA_EXE"),
@@ -61,15 +61,15 @@ def inside(plan: LaunchPlan, words: list[Word]) -> str:
 
 
 def packages(plan: LaunchPlan) -> Path:
-    """The host's folder of what the API needs and the image lacks: the settings', else one beside the image."""
+    """The host's folder of what the API needs and the image lacks: by default beside the image."""
     config = plan.config.container
     image = Path(plan.cwd, config.image or "")
     return Path(plan.cwd, config.packages) if config.packages else image.with_name(f"{image.name}.phalanx")
 
 
 def _own_folders(plan: LaunchPlan) -> dict[str, str]:
-    """This package, alone, as the others of the folder that it is installed in would hide the image's; and what the
-    image lacks for the API."""
+    """This package, alone, as the others of the folder that it is installed in would hide the
+    image's; and what the image lacks for the API."""
     return {str(Path(__file__).resolve().parents[1]): f"{LIBRARY}/phalanx", str(packages(plan)): PACKAGES}
 
 
@@ -136,9 +136,10 @@ def _gpu(plan: LaunchPlan) -> list[Word]:
 
 
 def _within(plan: LaunchPlan, words: list[Word]) -> list[Word]:
-    """`words` after the user's lines, with this package before what the image's PYTHONPATH or the user's names.
+    """`words` after the user's lines, with this package before what PYTHONPATH names there.
 
-    The lines are bash's where the image has one, as those of a job script are; the first that fails is the last."""
+    The lines are bash's where the image has one, as those of a job script are; the first that
+    fails is the last."""
     start = f'export PYTHONPATH="{LIBRARY}${{PYTHONPATH:+:$PYTHONPATH}}"\nexec "$@"'
     pre = plan.config.container.pre
     if not pre:
