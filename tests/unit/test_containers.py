@@ -188,9 +188,11 @@ def test_the_job_files_own_words_on_python_reach_the_image(tmp_path, run):
 
 
 @pytest.mark.parametrize(
-    ("overrides", "expected"), [((), "i.sif.phalanx"), (("container.packages=more, x",), "more, x")]
+    ("overrides", "expected"),
+    [((), "i.sif.phalanx"), (("container.packages=more, x",), "more, x"), (("container.packages=~/y",), "y")],
 )
-def test_what_was_put_beside_an_image_is_bound_if_it_is_there(tmp_path, run, overrides, expected):
+def test_what_was_put_beside_an_image_is_bound_if_it_is_there(tmp_path, run, overrides, expected, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
     made = plan(tmp_path, *overrides)
     ((words, _),) = run(made)
     assert not [word for word in words if "/.phalanx/packages" in word]

@@ -63,8 +63,10 @@ def inside(plan: LaunchPlan, words: list[Word]) -> str:
 def packages(plan: LaunchPlan) -> Path:
     """The host's folder of what the API needs and the image lacks: by default beside the image."""
     config = plan.config.container
+    if config.packages:
+        return Path(plan.cwd, Path(config.packages).expanduser())
     image = Path(plan.cwd, config.image or "")
-    return Path(plan.cwd, config.packages) if config.packages else image.with_name(f"{image.name}.phalanx")
+    return image.with_name(f"{image.name}.phalanx")
 
 
 def _own_folders(plan: LaunchPlan) -> dict[str, str]:
