@@ -23,11 +23,11 @@ OLDEST, NEWEST = 8, 13
 # Names of the standard library that came after Python 3.8, as far as files like these may want them.
 NEWER = {
     *("removeprefix", "removesuffix", "is_relative_to", "with_stem", "readlink", "hardlink_to", "walk", "bit_count"),
-    *("pairwise", "batched", "cache", "nullcontext_async", "lcm", "nextafter", "randbytes", "TypeAlias", "ParamSpec"),
+    *("pairwise", "batched", "cache", "lcm", "nextafter", "randbytes", "TypeAlias", "ParamSpec"),
     *("Self", "StrEnum", "ExceptionGroup", "aiter", "anext", "stdlib_module_names", "orig_argv", "add_note", "chdir"),
     *("unparse", "waitstatus_to_exitcode", "pidfd_open", "to_thread", "packages_distributions", "tomllib"),
 }
-NEWER_OPTIONS = {"strict", "kw_only", "slots", "delete_on_close", "process_group", "pipesize", "encoding_errors"}
+NEWER_OPTIONS = {"strict", "kw_only", "slots", "delete_on_close", "process_group", "pipesize"}
 
 
 def imported_files(module: str) -> dict[str, ast.Module]:
@@ -70,12 +70,14 @@ def pythons() -> dict[int, str]:
     found = {}
     kept = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"), "versions")
     for minor in range(OLDEST, NEWEST + 1):
-        names = [shutil.which(f"python3.{minor}"), *map(str, sorted(kept.glob(f"3.{minor}.*/bin/python3")))]
+        names = [*map(str, kept.glob(f"3.{minor}.*/bin/python3")), shutil.which(f"python3.{minor}")]
         for name in filter(None, names):
             code = "import sys; print(sys.version_info[1])"
-            done = subprocess.run([name, "-c", code], capture_output=True, text=True, cwd="/", check=False)
-            if done.stdout.strip() == str(minor):
+            words = [name, "-c", code]
+            done = subprocess.run(words, capture_output=True, text=True, cwd="/", check=False)
+            if done.stdout.strip() == str(minor):  # pyenv's own names may lead to none
                 found[minor] = name
+                break
     return found
 
 
