@@ -51,12 +51,21 @@ def check(plan: LaunchPlan) -> None:
 def _look(plan: LaunchPlan, package: str) -> str | None:
     """The folder of a package as the ranks' own Python finds it (it knows its paths); empty if it doesn't; None if that
     Python can't be asked here."""
-    if plan.runtime != "venv":
-        return None
+    return folder_of(plan.python, package) if plan.runtime == "venv" and not _unknown(plan) else None
+
+
+def _unknown(plan: LaunchPlan) -> bool:
+    """Whether only the job's shell knows which Python it is."""
+    config = plan.config
+    return "/" not in plan.python and bool(
+        config.conda or config.before or config.pre_exec_file or config.modules.steps
+    )
+
+
+def folder_of(python: str, package: str) -> str | None:
+    """The same for any Python."""
     try:
-        done = subprocess.run(
-            [plan.python, "-c", _LOOK, package], capture_output=True, text=True, timeout=60, check=True
-        )
+        done = subprocess.run([python, "-c", _LOOK, package], capture_output=True, text=True, timeout=60, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip()

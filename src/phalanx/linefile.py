@@ -6,6 +6,8 @@ import os
 from pathlib import Path
 from threading import Lock
 
+from .rundir import opener
+
 MOST = 1 << 18  # bytes that wait; later lines are lost
 
 
@@ -17,7 +19,7 @@ class LineFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        self._file = opener(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         self._lock = Lock()
         self._waiting = b""  # begins inside a line, if the disk took a part of it
         self._lost = 0

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from . import secret
-from .config import JobConfig
-from .shell import Sh, Word, render
+from .config import JobConfig, hidden
+from .shell import Sh, Word, render, word
 
 RUN_DIR_UNKNOWN = "<run directory>"
 
@@ -28,7 +28,8 @@ class LaunchPlan:
     """One launch. Nodes hold `nproc_per_node` ranks each, numbered node by node from 0; with `ntasks` they hold
     at most so many, `ntasks` in all, and Slurm places them.
 
-    `script` is None where `args` are a whole command that is no Python script. None elsewhere means unknown until
+    `script` is None where `args` are a whole command that is no Python script; or, with `late_script`, begin with a
+    script whose path only the job's shell knows. None elsewhere means unknown until
     the job runs: CPUs and threads when `cpus_per_task` isn't set for other machines, `device` and `backend` when
     nothing says whether those have GPUs. `num_workers` is None when each loader keeps its own. A `local` plan is
     for this machine, one with an `allocation` for that; the others are for a job to come. `versions` are those
@@ -64,12 +65,19 @@ class LaunchPlan:
     environment: Mapping[str, Word]
     allocation: Allocation | None = None
     notes: tuple[str, ...] = ()
+    late_script: bool = False
     command: tuple[Word, ...] = ()
     before: tuple[str, ...] = ()
 
     @property
     def world_size(self) -> int:
         return self.ntasks or self.nodes * self.nproc_per_node
+
+    @property
+    def secrets(self) -> dict[str, Word]:
+        """The variables that a job must find in the environment of its submission: no file has them."""
+        proxies = {name: word(text) for name, text in hidden.proxies(self.config).items()}
+        return {**proxies, **secret.only(self.environment)}
 
     def in_run_dir(self, run_dir: str) -> LaunchPlan:
         """The same plan once its run directory exists."""
@@ -101,10 +109,8 @@ class LaunchPlan:
             "python": self.python,
             "runtime": self.runtime,
             "versions": dict(self.versions),
-            "environment": {
-                name: secret.HIDDEN if secret.is_secret(name) else _plain(value)
-                for name, value in self.environment.items()
-            },
+            "environment": {name: secret.shown(name, _plain(value)) for name, value in self.environment.items()},
+            "secrets": list(self.secrets),
             "command": [_plain(word) for word in self.command],
             "command_line": render(self.command),
             "notes": list(self.notes),

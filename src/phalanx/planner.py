@@ -7,14 +7,16 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import PurePath
 
-from . import cells
-from .config import JobConfig
+from . import cells, texts
+from .conda import is_folder
+from .config import JobConfig, hidden
 from .errors import PlanError
 from .facts import Facts
 from .plan import RUN_DIR_UNKNOWN, Allocation, LaunchPlan
 from .program import Program
 from .registry import LAUNCHERS, load
 from .resources import Resources
+from .rundir import check_name
 from .shell import Word, word
 from .topology import LOOPBACK
 
@@ -32,7 +34,9 @@ def make_plan(
     Raises PlanError when what is asked for can't be started: a cell that doesn't exist, more ranks than
     GPUs, a device or backend that isn't there.
     """
-    if config.dry_run and (program.script is None or config.exec_command or config.exec_file):
+    texts.check(config, program)
+    no_script = program.script is None and not program.late_script
+    if config.dry_run and (no_script or config.exec_command or config.exec_file):
         raise PlanError(
             "dry_run shortens the loops of a Python script that calls phalanx.init(), and what is to run here is a "
             "command: give the script itself, or leave --dry-run out"
@@ -40,6 +44,8 @@ def make_plan(
     runtime = _runtime(config)
     local = _is_local(config) and not for_slurm and allocation is None
     resources = Resources(config, facts, local)
+    if program.refusal and resources.world_size > 1 and not (config.exec_command or config.exec_file):
+        raise PlanError(program.refusal)
     chooser = _Chooser(config, facts, resources)
     cells.check(
         cells.cell(chooser.launcher, chooser.strategy, runtime, config.nodes), config.nodes, resources.world_size
@@ -63,6 +69,7 @@ def make_plan(
         config=config,
         script=program.script,
         args=program.args,
+        late_script=program.late_script,
         strategy=chooser.strategy,
         launcher=chooser.launcher,
         nodes=config.nodes,
@@ -78,14 +85,14 @@ def make_plan(
         cpus_per_rank=per_rank,
         omp_num_threads=threads,
         num_workers=workers,
-        python=_python(config, facts, runtime),
-        host_python=_python(config, facts, "venv") if runtime == "venv" else facts.python,
+        python=_python(config, facts, runtime, program),
+        host_python=_host_python(config, facts) if runtime == "venv" else facts.python,
         runtime=runtime,
         mpi_flavor=_flavor(config, facts),
-        versions={} if config.venv or config.python or runtime != "venv" else facts.versions,
-        environment=_environment(config, device, resources, threads, workers),
+        versions=_versions(config, facts, runtime, program),
+        environment={**program.environment, **_environment(config, device, resources, threads, workers)},
         allocation=allocation,
-        notes=(*resources.notes, *chooser.notes),
+        notes=(*resources.notes, *chooser.notes, *_interpreter(config, runtime, program)),
     )
     starter = load("launcher", LAUNCHERS, chooser.launcher)()
     plan = replace(plan, environment={**starter.environment(plan), **plan.environment})
@@ -94,8 +101,13 @@ def make_plan(
 
 
 def run_name(config: JobConfig, program: Program) -> str:
-    """The folder, under the run root, of these runs: their name, else the job's, else the script's."""
-    return config.name or re.sub(r"[/\\]", "_", config.job_name or "") or program.name
+    """The folder, under the run root, of these runs: their name, else the job's, else the script's.
+
+    Raises PlanError for one that is no folder's name.
+    """
+    name = config.name or re.sub(r"[/\\]", "_", config.job_name or "") or program.name
+    check_name(name)
+    return name
 
 
 def _is_local(config: JobConfig) -> bool:
@@ -118,11 +130,48 @@ def _runtime(config: JobConfig) -> str:
     return config.runtime
 
 
-def _python(config: JobConfig, facts: Facts, runtime: str) -> str:
-    """The ranks' interpreter; a relative one is of the folder in which the command was given."""
-    if config.python or runtime != "venv":
-        return config.python or "python3"
-    return str(PurePath(facts.cwd, config.venv, "bin", "python")) if config.venv else facts.python
+def _python(config: JobConfig, facts: Facts, runtime: str, program: Program) -> str:
+    """The ranks' interpreter; a relative one is of the folder in which the command was given. `python` in
+    `training_cmd` is that of the job's PATH, after modules and the user's lines."""
+    if config.python:
+        return config.python
+    if runtime != "venv":
+        return program.python if program.python and "/" in program.python else "python3"
+    environment = _environment_folder(config, facts)
+    if environment:
+        return str(PurePath(environment, "bin", "python"))
+    return program.python or ("python" if config.conda else facts.python)
+
+
+def _host_python(config: JobConfig, facts: Facts) -> str:
+    """One that has Phalanx, for what the batch shell itself does."""
+    environment = _environment_folder(config, facts)
+    return config.python or (str(PurePath(environment, "bin", "python")) if environment else facts.python)
+
+
+def _environment_folder(config: JobConfig, facts: Facts) -> str | None:
+    """The folder of the virtual or conda environment; None without one, or where only its name is known."""
+    if config.conda and config.venv:
+        raise PlanError(f"venv={config.venv!r} and conda={config.conda!r} are two environments: give one of them")
+    folder = config.venv or (config.conda if is_folder(config.conda) else None)
+    return str(PurePath(facts.cwd, folder)) if folder else None
+
+
+def _versions(config: JobConfig, facts: Facts, runtime: str, program: Program) -> Mapping[str, str]:
+    """Those of this Python's packages, where the ranks use it."""
+    others = config.venv or config.conda or config.python or program.python or runtime != "venv"
+    return {} if others else facts.versions
+
+
+def _interpreter(config: JobConfig, runtime: str, program: Program) -> list[str]:
+    """Which `python` a plan means that has no path."""
+    if config.python or config.venv or runtime != "venv":
+        return []
+    if config.conda:
+        return [] if is_folder(config.conda) else [f"python: that of the conda environment {config.conda}"]
+    if program.python and "/" not in program.python:
+        return [f"python: {program.python} on the PATH of the ranks, after modules and the lines before"]
+    return []
 
 
 def _flavor(config: JobConfig, facts: Facts) -> str:
@@ -229,6 +278,7 @@ def _environment(
     accelerate = {"ACCELERATE_USE_CPU": "true"} if device == "cpu" else {}
     environment: dict[str, Word] = {"PYTHONUNBUFFERED": "1", **accelerate, **_network(config)}
     environment |= {name: word(text) for name, text in config.env.items()}
+    environment |= hidden.params(config)
     if threads is not None and "OMP_NUM_THREADS" not in config.env:
         environment["OMP_NUM_THREADS"] = threads
     if resources.cpus_per_rank is not None:

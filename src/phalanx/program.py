@@ -3,39 +3,106 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 
+from . import launch_words
+from .launch_words import Uncertain
 from .shell import Sh, Word
+from .shellwords import ShellWord, join, split
 
-# `python -u train.py …`: the launcher has the interpreter already.
-_SCRIPT = re.compile(
-    r"\s*(?:python[0-9.]*\s+(?:-u\s+)?)?(?P<script>[^\s'\"$`\\|&;<>()]+\.py)(?=\s|$)(?P<rest>.*)", re.DOTALL
-)
-_OPERATORS = re.compile(r"&&|\|\||[;|\n]")
+_PYTHON = re.compile(r"python[0-9.]*")
+_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.ASCII | re.DOTALL)
 
 
 @dataclass(frozen=True)
 class Program:
-    """`script` is None where `args` are a whole command; shell text among `args` is evaluated on the nodes."""
+    """`script` is None where `args` are a whole command; shell text among `args` is evaluated on the nodes.
+
+    With `late_script` the first of `args` is a script whose path only the job's shell knows. `python` is the
+    interpreter that the command names, `environment` what stands in front of it. `said` are settings that a launcher's
+    words in the command mean; `refusal` is why they couldn't be understood.
+    """
 
     script: str | None
     args: tuple[Word, ...] = ()
+    late_script: bool = False
+    python: str | None = None
+    environment: Mapping[str, Word] = field(default_factory=dict)
+    said: Mapping[str, str] = field(default_factory=dict)
+    refusal: str | None = None
 
     @property
     def name(self) -> str:
         """The name of runs of this program that have no other."""
-        return (PurePath(self.script).stem if self.script else "") or "run"
+        script = self.script
+        if self.late_script and isinstance(self.args[0], Sh):
+            script = self.args[0].text.strip("\"'")
+        stem = PurePath(script).stem if script else ""
+        return "run" if not stem or "$" in stem or "`" in stem else stem
 
 
 def from_training_cmd(text: str) -> Program:
-    """A command as shell text; one that starts with a `.py` file is that script with arguments.
+    """A command as shell text; one that starts a `.py` file is that script with arguments, and one that starts it by
+    a launcher (`torchrun`, `srun`, …) is taken apart into both.
 
     Anything else, and a list of commands (`a && b`, `a | tee log`), is run as a whole, once a rank; it ends
     with the first command that fails, so that an `echo` at its end hides nothing.
     """
-    match = _SCRIPT.fullmatch(text.strip())
-    if match is None or _OPERATORS.search(match["rest"]):
-        return Program(None, ("bash", "-eo", "pipefail", "-c", text.strip()))
-    rest = match["rest"].strip()
-    return Program(match["script"], (Sh(rest),) if rest else ())
+    words = split(text)
+    if words is None:
+        return as_command(text, launch_words.hidden_in(text))
+    environment, words = _assignments(words)
+    try:
+        if words and launch_words.is_launcher(words):
+            return _launched(words, environment)
+    except Uncertain as error:
+        return as_command(text, str(error))
+    literal = {name: value for name, value in environment.items() if isinstance(value, str)}
+    found = _script(words) if len(literal) == len(environment) else None  # a rank's own variables may stand in others
+    return replace(found, environment=literal) if found else as_command(text, launch_words.hidden_in(text))
+
+
+def as_command(text: str, refusal: str | None = None) -> Program:
+    """The text as it is, once a rank."""
+    return Program(None, ("bash", "-eo", "pipefail", "-c", text.strip()), refusal=refusal)
+
+
+def _assignments(words: list[ShellWord]) -> tuple[dict[str, Word], list[ShellWord]]:
+    """The variables in front of a command, and the rest."""
+    found: dict[str, Word] = {}
+    for index, word in enumerate(words):
+        match = _ASSIGNMENT.fullmatch(word.text)
+        if match is None:
+            return found, words[index:]
+        value = word.literal.partition("=")[2] if word.literal is not None else None
+        found[match[1]] = Sh(match[2].strip('"')) if value is None else value
+    return found, []
+
+
+def _script(words: list[ShellWord]) -> Program | None:
+    """The script that the words start, by a Python or by its name."""
+    python = None
+    if words and words[0].literal is not None and _PYTHON.fullmatch(PurePath(words[0].literal).name):
+        python, words = words[0].literal, words[1:]
+        words = words[1:] if words and words[0].literal == "-u" else words
+    if not words or not words[0].bare.endswith(".py") or words[0].bare.startswith("-"):
+        return None
+    script, rest = words[0], (Sh(join(words[1:])),) if words[1:] else ()
+    if script.literal is None:
+        return Program(None, (Sh(script.text), *rest), late_script=True, python=python)
+    return Program(script.literal, rest, python=python)
+
+
+def _launched(words: list[ShellWord], environment: dict[str, Word]) -> Program:
+    """The program behind a launcher's words. Raises Uncertain."""
+    call = launch_words.take_apart(words)
+    if call.module:
+        found = as_command(f"{call.python or 'python'} -m {join(call.words)}")
+    elif call.script_only and not call.words[0].bare.endswith(".py") and call.words[0].literal is not None:
+        found = Program(call.words[0].literal, (Sh(join(call.words[1:])),) if call.words[1:] else ())
+    else:
+        found = _script(call.words) or as_command(join(call.words))
+    python = found.python or call.python
+    return replace(found, python=python, environment={**environment, **call.environment}, said=call.said)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from .linefile import LineFile
+from .rundir import make_folder
 
 VERSION = 1
 
@@ -195,7 +196,7 @@ class RecordWriter:
 
     def __init__(self, run_dir: Path, rank: int, attempt: int) -> None:
         folder = run_dir / "records"
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         self._file = LineFile(folder / f"{rank}.{attempt}.jsonl")
 
     def write(self, record: Record) -> None:

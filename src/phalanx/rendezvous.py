@@ -19,7 +19,7 @@ from pathlib import Path
 from .errors import TopologyError
 from .launch_env import Word, agreeing, meant
 from .ports import claim, job_ports
-from .rundir import write_atomic
+from .rundir import make_folder, write_atomic
 from .topology import LOOPBACK, Topology, said_master, with_suffix
 
 PATIENCE = 300.0  # seconds that a rank waits for rank 0's words
@@ -207,7 +207,7 @@ def _keep_port(environ: Mapping[str, str]) -> int:
 def _wait(place: Path, topology: Topology, patience: float) -> tuple[str, int]:
     """Rank 0's words, found by listing their folder: NFS remembers for a while that a file wasn't there. It keeps
     lists too, until the folder is seen to change; so one rank of each node touches it before each look."""
-    place.parent.mkdir(exist_ok=True)
+    make_folder(place.parent)
     start, pause = time.monotonic(), 0.02
     while place.name not in os.listdir(place.parent):  # noqa: PTH208 (a Path for each entry is of no use here)
         if time.monotonic() - start > patience:

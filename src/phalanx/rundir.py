@@ -2,6 +2,9 @@
 
 <run root>/<name>/<id>/  config.yaml origins.json plan.json job.sh source.json
                          logs/ errors/ records/ checkpoints/ report/
+
+Its mode (`run_mode`) says who may look into it. Folders and files of ours are as open as the folder they lie in,
+whatever the umask would allow; what the run directory gives to a group, no rank's umask takes away.
 """
 
 from __future__ import annotations
@@ -10,6 +13,8 @@ import os
 import secrets
 import shutil
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from .errors import PlanError
@@ -20,19 +25,27 @@ DRY_CHECKPOINTS = ".dry-checkpoints"
 PER_RANK_LIMIT = 64  # above so many ranks, logs are one file a node
 
 
-def new_run_dir(root: str | Path, name: str) -> Path:
+def check_name(name: str) -> None:
+    """Raise PlanError for what can't be the name of a run's folder."""
+    if not name or name in {".", ".."} or "/" in name or not name.isprintable() or len(os.fsencode(name)) > 200:
+        raise PlanError(
+            f"run name {name!r} cannot be a folder's name: use printable text without '/', and not '.' or '..' (name=…)"
+        )
+
+
+def new_run_dir(root: str | Path, name: str, mode: int = 0o700) -> Path:
     """Make `<root>/<name>/<UTC time>-<random>`, which no other launch has; return its absolute path."""
-    if not name or name in {".", ".."} or "/" in name or "\0" in name:
-        raise PlanError(f"run name {name!r} cannot be a folder's name: use one without '/' (name=…)")
+    check_name(name)
     stamp = time.strftime(_STAMP, time.gmtime())
     path = Path(root).expanduser().absolute() / name / f"{stamp}-{secrets.token_hex(2)}"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.mkdir()
+        path.mkdir(mode=0o700)
+        path.chmod(mode)
     except FileExistsError:
         if not path.is_dir():
             raise PlanError(f"cannot make {path}: a file is in the way; choose another run_root") from None
-        return new_run_dir(root, name)  # two launches drew one id in one second
+        return new_run_dir(root, name, mode)  # two launches drew one id in one second
     except OSError as error:
         raise PlanError(f"cannot make the run directory {path}: {error.strerror}; set run_root=DIR") from None
     return path
@@ -54,7 +67,10 @@ def mark_dry(run_dir: Path) -> None:
 
 
 def is_dry(run_dir: Path) -> bool:
-    return (run_dir / DRY).exists()
+    try:
+        return (run_dir / DRY).exists()
+    except PermissionError:  # another user's run under a run root that is shared
+        return False
 
 
 def find_run_dir(root: str | Path, name: str, target: str) -> Path:
@@ -123,7 +139,40 @@ def log_path(run_dir: Path, rank: int, node_rank: int, world_size: int) -> Path:
 
 def write_atomic(path: Path, text: str) -> None:
     """Write so that a reader sees the old file or the new one, never a part."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    part.write_text(text, encoding="utf-8")
+    with open(part, "w", encoding="utf-8", opener=opener) as file:
+        file.write(text)
     part.replace(path)
+
+
+def make_folder(path: Path) -> None:
+    """A folder as open as the one around it, if it isn't there yet."""
+    if not path.is_dir():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.mkdir(mode=path.parent.stat().st_mode & 0o777, exist_ok=True)
+
+
+def opener(path: str | os.PathLike[str], flags: int) -> int:
+    """For `open`: a new file is as open as its folder."""
+    return os.open(path, flags, Path(path).parent.stat().st_mode & 0o666)
+
+
+def share(run_dir: Path) -> int:
+    """From here on, this process's umask takes nothing away that the run directory gives; returns the old one."""
+    with suppress(OSError):
+        mode = run_dir.stat().st_mode & 0o777
+        old = os.umask(0o077)
+        os.umask(old & ~mode)
+        return old
+    return os.umask(os.umask(0o077))
+
+
+@contextmanager
+def shared(run_dir: Path) -> Iterator[None]:
+    """The same within a `with`."""
+    old = share(run_dir)
+    try:
+        yield
+    finally:
+        os.umask(old)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -51,7 +52,31 @@ def exports(variables: Mapping[str, Word]) -> list[str]:
 
 
 def _value(value: Word) -> str:
-    return f'"{value.text}"' if isinstance(value, Sh) else shlex.quote(value)
+    if isinstance(value, str):
+        return shlex.quote(value)
+    # As an assignment has it: in the quotes that keep the text one word a shell leaves `~` alone.
+    home = re.match(r"~[A-Za-z_][\w.-]*(?=/|:|$)", value.text)
+    other = home[0] if home else ""
+    rest = re.sub(r"(^|:)~(?=/|:|$)", r"\1$HOME", value.text[len(other) :])
+    return f'{other}"{rest}"'
+
+
+def required(names: Iterable[str], failed: str = "") -> list[str]:
+    """Lines that end a script, after the line `failed`, where one of the variables isn't set."""
+    checks = [f"[ -n \"${{{name}+set}}\" ] || missing+=' {name}'" for name in names]
+    if not checks:
+        return []
+    say = "error: this script holds no secrets, and the environment lacks$missing: set it before sbatch"
+    return [
+        "# Secrets, from the environment alone",
+        "missing=",
+        *checks,
+        'if [ -n "$missing" ]; then',
+        f'  echo "{say}" >&2',
+        *([f"  {failed}"] if failed else []),
+        "  exit 2",
+        "fi",
+    ]
 
 
 def evaluate(value: Word) -> str:
@@ -60,12 +85,13 @@ def evaluate(value: Word) -> str:
         return value
     import subprocess
 
-    command = ["bash", "-c", f'printf %s "{value.text}"']
+    command = ["bash", "-c", f'x={_value(value)}; printf %s "$x"']
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout
 
 
 def script(words: Iterable[Word], environment: Mapping[str, Word], folder: str) -> str:
     """A small shell script that runs `words` in `folder` with `environment` on top of its own."""
     own = exports(secret.without(environment))
-    lines = ["#!/bin/bash", f"cd {shlex.quote(folder)} || exit", *own, f"exec {render(words)}", ""]
+    needed = required(secret.only(environment))
+    lines = ["#!/bin/bash", f"cd {shlex.quote(folder)} || exit", *needed, *own, f"exec {render(words)}", ""]
     return "\n".join(lines)

@@ -25,7 +25,7 @@ from types import CodeType, ModuleType, TracebackType
 
 from .errors import PhalanxError, PlanError
 from .launch_env import meant
-from .rundir import is_dry, log_path
+from .rundir import is_dry, log_path, make_folder, opener, share
 from .topology import Topology, said_master
 from .world_size import check_world_size
 
@@ -66,6 +66,8 @@ def main(arguments: list[str]) -> None:
     files = _files(Path(folder).absolute(), f"{_host()}-{os.getpid()}") if folder else None
     try:
         topology = Topology.current()
+        if os.environ.pop("PHALANX_LOCAL_RANK_OPTION", ""):  # in place of a launcher that gives it as an argument
+            said = str(topology.local_rank)
         check_world_size(topology, os.environ)
         rank = topology.rank
         if files:
@@ -136,9 +138,10 @@ def write_failure(report: dict[str, object], path: Path) -> None:
     """Write a report whole or not at all."""
     import json
 
-    path.parent.mkdir(exist_ok=True)
+    make_folder(path.parent)
     draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.write_bytes(json.dumps(report).encode() + b"\n")
+    with open(draft, "wb", opener=opener) as file:
+        file.write(json.dumps(report).encode() + b"\n")
     draft.replace(path)
 
 
@@ -265,9 +268,10 @@ def _open_log(files: RunFiles, rank: int) -> int:
     try:
         if not files.folder.is_dir():
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(files.folder))
-        files.error.parent.mkdir(exist_ok=True)
-        files.log.parent.mkdir(exist_ok=True)
-        log = os.open(files.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        share(files.folder)
+        make_folder(files.error.parent)
+        make_folder(files.log.parent)
+        log = opener(files.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     except OSError as error:
         raise PlanError(
             f"rank {rank} on host {_host()} cannot write the run directory {files.folder}: "

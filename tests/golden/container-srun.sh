@@ -12,23 +12,32 @@
 # srun, ddp, ranks 2 x 4 (phalanx 0.1.0)
 
 set -o pipefail
+unset RANK LOCAL_RANK GROUP_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR TORCHELASTIC_RUN_ID HOROVOD_RANK SLURM_EXPORT_ENV SLURM_CPU_BIND SLURM_CPU_BIND_TYPE SLURM_CPU_BIND_LIST SRUN_CPUS_PER_TASK
 
 run_dir=${1:-/home/me/project/runs/train/job-${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}}
 export PHALANX_RUN_DIR="$run_dir${SLURM_ARRAY_TASK_ID:+/array-$SLURM_ARRAY_TASK_ID}"
+mkdir -p "${PHALANX_RUN_DIR%/*}" && { mkdir -m 0700 "$PHALANX_RUN_DIR" 2>/dev/null || true; }
 mkdir -p "$PHALANX_RUN_DIR/jobs" || exit
 date +%s >>"$PHALANX_RUN_DIR/jobs/$SLURM_JOB_ID.start"
-[ -e "$PHALANX_RUN_DIR/config.yaml" ] || cat >"$PHALANX_RUN_DIR/config.yaml" <<'END_OF_CONFIG'
+[ -e "$PHALANX_RUN_DIR/config.yaml" ] || (umask 077; cat >"$PHALANX_RUN_DIR/config.yaml") <<'END_OF_CONFIG'
 strategy: ddp
 END_OF_CONFIG
 
+# Secrets, from the environment alone
+missing=
+[ -n "${WANDB_API_KEY+set}" ] || missing+=' WANDB_API_KEY'
+if [ -n "$missing" ]; then
+  echo "error: this script holds no secrets, and the environment lacks$missing: set it before sbatch" >&2
+  echo 2 >"$PHALANX_RUN_DIR/jobs/$SLURM_JOB_ID.exit"
+  exit 2
+fi
+
 # Environment
-unset RANK LOCAL_RANK GROUP_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR TORCHELASTIC_RUN_ID HOROVOD_RANK SLURM_CPU_BIND SLURM_CPU_BIND_TYPE SLURM_CPU_BIND_LIST SRUN_CPUS_PER_TASK
 export PYTHONUNBUFFERED=1
 export OMP_NUM_THREADS=8
 export PHALANX_CPUS_PER_RANK=8
 export PHALANX_EXPECTED_WORLD_SIZE=8
 export PHALANX_LAUNCH_ID="$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}.$$"
-# Secret, so from the submission's environment alone: WANDB_API_KEY
 
 # Temporary files, on each node
 export TMPDIR="/tmp/$USER"

@@ -11,12 +11,14 @@
 # torchrun, ddp, ranks 2 x 4 (phalanx 0.1.0)
 
 set -o pipefail
+unset RANK LOCAL_RANK GROUP_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR TORCHELASTIC_RUN_ID HOROVOD_RANK SLURM_EXPORT_ENV SLURM_CPU_BIND SLURM_CPU_BIND_TYPE SLURM_CPU_BIND_LIST SRUN_CPUS_PER_TASK
 
 run_dir=${1:-/home/me/project/runs/test-torch_dist/job-${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}}
 export PHALANX_RUN_DIR="$run_dir${SLURM_ARRAY_TASK_ID:+/array-$SLURM_ARRAY_TASK_ID}"
+mkdir -p "${PHALANX_RUN_DIR%/*}" && { mkdir -m 0700 "$PHALANX_RUN_DIR" 2>/dev/null || true; }
 mkdir -p "$PHALANX_RUN_DIR/jobs" || exit
 date +%s >>"$PHALANX_RUN_DIR/jobs/$SLURM_JOB_ID.start"
-[ -e "$PHALANX_RUN_DIR/config.yaml" ] || cat >"$PHALANX_RUN_DIR/config.yaml" <<'END_OF_CONFIG'
+[ -e "$PHALANX_RUN_DIR/config.yaml" ] || (umask 077; cat >"$PHALANX_RUN_DIR/config.yaml") <<'END_OF_CONFIG'
 nodes: 2
 gpus_per_node: 4
 gpu_request: gres
@@ -52,7 +54,6 @@ module --force purge
 module load Stages/2024 GCC OpenMPI CUDA cuDNN NCCL Python
 
 # Environment
-unset RANK LOCAL_RANK GROUP_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR TORCHELASTIC_RUN_ID HOROVOD_RANK SLURM_CPU_BIND SLURM_CPU_BIND_TYPE SLURM_CPU_BIND_LIST SRUN_CPUS_PER_TASK
 export PYTHONUNBUFFERED=1
 export NCCL_SOCKET_IFNAME=ib0
 export GLOO_SOCKET_IFNAME=ib0

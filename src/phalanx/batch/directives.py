@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from ..config.sbatch import OPTIONALS
 from ..errors import PlanError
@@ -24,7 +24,7 @@ def directives(plan: LaunchPlan) -> list[str]:
     chosen way.
     """
     lines = [_line(name, value) for name, value in options(plan)]
-    return lines + [f"#SBATCH {word}" for word in plan.config.sbatch_args]
+    return lines + [_own_words(word) for word in plan.config.sbatch_args]
 
 
 def options(plan: LaunchPlan) -> list[Option]:
@@ -107,13 +107,38 @@ def _passed_through(plan: LaunchPlan) -> Iterator[Option]:
         alone = value is True or (name in OPTIONALS and value == "true")
         if name == "requeue" and value is False:  # Slurm requeues unless told not to
             yield "no-requeue", None
+        if name == "export" and plan.secrets:
+            value = exporting(str(value), plan.secrets)
         if value is not False and not (name in OPTIONALS and value == "false"):
             yield name.replace("_", "-"), None if alone else str(value)
+
+
+def _own_words(word: str) -> str:
+    """An option of `sbatch_args`: as it is, quotes included, if sbatch reads it as one word."""
+    try:
+        alone = len(shlex.split(word)) == 1
+    except ValueError:
+        alone = False
+    name, equals, value = word.partition("=")
+    if any(ord(letter) < 32 for letter in word):
+        raise PlanError(f"sbatch_args has {word!r}: expected options of one line, such as --name=value")
+    return f"#SBATCH {word}" if alone else f"#SBATCH {name}{equals}{shlex.quote(value)}"
+
+
+def exporting(export: str, names: Iterable[str]) -> str:
+    """sbatch's export option that lets variables pass beside those that it names: `NONE` and lists keep others away."""
+    said = [] if export.upper() in ("NONE", "NIL") else export.split(",")
+    if any(word.upper() == "ALL" for word in said):
+        return export
+    return ",".join([*said, *(name for name in names if name not in said)])
 
 
 def _line(name: str, value: str | None) -> str:
     if value is None:
         return f"#SBATCH --{name}"
-    if any(ord(letter) < 32 for letter in value) or not value:
-        raise PlanError(f"{name.replace('-', '_')}={value!r}: sbatch takes one line of text; write it without breaks")
+    setting = name.replace("-", "_")
+    if any(ord(letter) < 32 for letter in value):
+        raise PlanError(f"{setting}={value!r}: sbatch takes one line of text; write it without breaks")
+    if not value.strip():
+        raise PlanError(f"{setting}={value!r} is empty: expected a text; to leave it unset write null, or leave it out")
     return f"#SBATCH --{name}={value if _SAFE.fullmatch(value) else shlex.quote(value)}"

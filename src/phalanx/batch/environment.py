@@ -5,7 +5,8 @@ from __future__ import annotations
 import shlex
 
 from ..config.slurm_schema import ModulesSettings, ProxySettings
-from ..shell import Sh, exports, word
+from ..secret import looks_secret
+from ..shell import Sh, Word, exports, word
 
 # Caches that would otherwise lie in $HOME or on a file system that all nodes share.
 _CACHES = {"TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor"}
@@ -25,7 +26,12 @@ def modules(settings: ModulesSettings) -> list[str]:
 def proxies(settings: ProxySettings) -> list[str]:
     """Each in both spellings, as programs differ in which they read."""
     variables = {"http_proxy": settings.http, "https_proxy": settings.https, "no_proxy": settings.no}
-    both = {spelt: word(value) for name, value in variables.items() if value for spelt in (name, name.upper())}
+    both: dict[str, Word] = {}
+    for name, value in variables.items():
+        if value and looks_secret(value):  # it comes in the environment
+            both[name.upper()] = Sh(f"${name}")
+        elif value:
+            both |= {name: word(value), name.upper(): word(value)}
     return ["# Proxies", *exports(both)] if both else []
 
 

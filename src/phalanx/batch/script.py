@@ -6,15 +6,21 @@ import shlex
 from dataclasses import dataclass
 from pathlib import PurePath
 
-from .. import __version__, secret
+from .. import __version__, conda, secret
 from ..launchers.base import node_address
 from ..plan import LaunchPlan
 from ..rundir import DRY, DRY_CHECKPOINTS
-from ..shell import Sh, exports, layout, quote, render
+from ..shell import Sh, exports, layout, quote, render, required
 from .directives import directives
 from .environment import modules, proxies, tmpdir
 
+# A step takes one CPU a task unless it is told: `srun` of one's own is to have those of the job.
+_STEP_CPUS = (
+    'if [ -n "${SLURM_CPUS_PER_TASK:-}" ]; then '
+    'export SRUN_CPUS_PER_TASK="${SRUN_CPUS_PER_TASK:-$SLURM_CPUS_PER_TASK}"; fi'
+)
 _END_OF_CONFIG = "END_OF_CONFIG"
+_EXIT = '"$PHALANX_RUN_DIR/jobs/$SLURM_JOB_ID.exit"'
 
 
 @dataclass(frozen=True)
@@ -33,10 +39,11 @@ def render_script(plan: LaunchPlan, settings: str, inserts: Inserts | None = Non
     inserts = inserts or Inserts()
     parts = [
         _head(plan),
-        ["set -o pipefail"],
+        ["set -o pipefail", f"unset {' '.join(_foreign(plan))}"],
         _run_directory(plan, settings),
-        _text("Before", plan.config.before, inserts.before),
         modules(plan.config.modules),
+        _text("Before", plan.config.before, inserts.before),
+        required(plan.secrets, f"echo 2 >{_EXIT}"),
         proxies(plan.config.proxy),
         _environment(plan),
         _venv(plan),
@@ -45,7 +52,7 @@ def render_script(plan: LaunchPlan, settings: str, inserts: Inserts | None = Non
         _launch(plan, inserts.launch),
         _dry_run(plan),
         _after(plan.config.after),
-        ['echo "$status" >"$PHALANX_RUN_DIR/jobs/$SLURM_JOB_ID.exit"', 'exit "$status"'],
+        [f'echo "$status" >{_EXIT}', 'exit "$status"'],
     ]
     return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
 
@@ -59,13 +66,17 @@ def _head(plan: LaunchPlan) -> list[str]:
 def _run_directory(plan: LaunchPlan, settings: str) -> list[str]:
     """`phalanx submit` gives the run directory as the argument. Under plain `sbatch FILE` the job makes one of its
     own; a requeued job finds it again. The tasks of an array have one each."""
-    root = PurePath(plan.cwd, plan.config.run_root)
+    root, mode = PurePath(plan.cwd, plan.config.run_root), plan.config.run_mode
+    mask = ~plan.config.run_permissions & 0o777
     lines = [
         f"run_dir=${{1:-{shlex.quote(str(root / plan.name))}/job-${{SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}}}}",
         'export PHALANX_RUN_DIR="$run_dir${SLURM_ARRAY_TASK_ID:+/array-$SLURM_ARRAY_TASK_ID}"',
+        f'mkdir -p "${{PHALANX_RUN_DIR%/*}}" && {{ mkdir -m {mode} "$PHALANX_RUN_DIR" 2>/dev/null || true; }}',
         'mkdir -p "$PHALANX_RUN_DIR/jobs" || exit',
+        *_umask(plan),
         'date +%s >>"$PHALANX_RUN_DIR/jobs/$SLURM_JOB_ID.start"',
-        f'[ -e "$PHALANX_RUN_DIR/config.yaml" ] || cat >"$PHALANX_RUN_DIR/config.yaml" <<\'{_END_OF_CONFIG}\'',
+        f'[ -e "$PHALANX_RUN_DIR/config.yaml" ] || (umask {mask:03o}; cat >"$PHALANX_RUN_DIR/config.yaml") '
+        f"<<'{_END_OF_CONFIG}'",
         *settings.splitlines(),
         _END_OF_CONFIG,
     ]
@@ -74,6 +85,12 @@ def _run_directory(plan: LaunchPlan, settings: str) -> list[str]:
     if plan.config.snapshot:
         lines.append('if [ -d "$run_dir/workdir" ]; then cd "$run_dir/workdir" || exit; fi  # the snapshot')
     return lines
+
+
+def _umask(plan: LaunchPlan) -> list[str]:
+    """What the run directory gives to others, the submitter's umask is not to take away."""
+    mode = plan.config.run_permissions & 0o077
+    return [f'umask "$(printf %04o $(($(umask) & ~0{mode:o})))"  # run_mode'] if mode else []
 
 
 def _text(title: str, *texts: str | None) -> list[str]:
@@ -95,12 +112,10 @@ def _environment(plan: LaunchPlan) -> list[str]:
     """`phalanx submit` hands secrets over in the environment; under plain `sbatch` they are the submitter's own."""
     own = {name: value for name, value in plan.environment.items() if name != "PHALANX_RUN_DIR"}
     own["PHALANX_LAUNCH_ID"] = Sh("$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}.$$")  # no other launch's
-    hidden = secret.only(own)
     if plan.omp_num_threads is None:  # the share of what Slurm gives, which is known here only
         share = f"${{SLURM_CPUS_ON_NODE:-1}} / {plan.nproc_per_node}"
         own["OMP_NUM_THREADS"] = Sh(f"${{OMP_NUM_THREADS:-$(({share} > 1 ? {share} : 1))}}")
-    note = [f"# Secret, so from the submission's environment alone: {' '.join(hidden)}"] if hidden else []
-    return ["# Environment", f"unset {' '.join(_foreign(plan))}", *exports(secret.without(own)), *note]
+    return ["# Environment", *exports(secret.without(own))]
 
 
 def _foreign(plan: LaunchPlan) -> list[str]:
@@ -109,12 +124,31 @@ def _foreign(plan: LaunchPlan) -> list[str]:
     asked = [suffix for setting, suffix in memory.items() if getattr(plan.config, setting)]
     others = [f"SLURM_MEM_PER_{suffix}" for suffix in memory.values() if asked and suffix not in asked]
     ranks = ["RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "TORCHELASTIC_RUN_ID"]
-    ranks.append("HOROVOD_RANK")
+    # An export option of the submission, or a site's default, is about the job: what its script sets is for all tasks.
+    ranks += ["HOROVOD_RANK", "SLURM_EXPORT_ENV"]
     return [*ranks, "SLURM_CPU_BIND", "SLURM_CPU_BIND_TYPE", "SLURM_CPU_BIND_LIST", "SRUN_CPUS_PER_TASK", *others]
 
 
 def _venv(plan: LaunchPlan) -> list[str]:
-    if not plan.config.venv or plan.runtime != "venv":
+    """The environment of the ranks; a bare `python` is looked at, since only this shell knows which one it is."""
+    if plan.runtime != "venv":
+        return []
+    entered = conda.enter(plan.config.conda, plan.cwd) if plan.config.conda else _activated(plan)
+    if "/" in plan.python or plan.config.exec_command or plan.config.exec_file:
+        return [*_fail(), *entered] if plan.config.conda else entered
+    python = shlex.quote(plan.python)
+    look = render([plan.python, "-c", 'from importlib.util import find_spec as f; exit(not f("phalanx"))'])
+    fault = f"the Python that training_cmd or conda means ($(command -v {python} || echo none)) can't import phalanx"
+    remedy = "install it there, or set venv, conda or python"
+    return [*_fail(), *entered, "# The ranks' Python", f'{look} 2>/dev/null || fail "{fault}: {remedy}"']
+
+
+def _fail() -> list[str]:
+    return [f'fail() {{ echo "error: $1" >&2; echo 2 >{_EXIT}; exit 2; }}']
+
+
+def _activated(plan: LaunchPlan) -> list[str]:
+    if not plan.config.venv:
         return []
     return ["# Virtual environment", f". {shlex.quote(str(PurePath(plan.cwd, plan.config.venv, 'bin/activate')))}"]
 
@@ -137,7 +171,7 @@ def _launch(plan: LaunchPlan, text: str) -> list[str]:
     which it ended. What comes after cannot change it."""
     own = plan.config.exec_command or text
     # Of the user's own lines the first that fails counts, not the last one's `echo`.
-    line = f"(\nset -e\n{own.rstrip()}\n)" if own else "\n".join([*plan.before, layout(plan.command)])
+    line = f"(\n{_STEP_CPUS}\nset -e\n{own.rstrip()}\n)" if own else "\n".join([*plan.before, layout(plan.command)])
     report = render([plan.host_python, "-m", "phalanx.report_failure", Sh('"$PHALANX_RUN_DIR" "$status"')])
     split = ["# shellcheck disable=SC2046  # one word a variable"] if "$(compgen" in line else []
     return ["# Launch", *split, line, "status=$?", f'[ "$status" -eq 0 ] || {report} || status=$?']

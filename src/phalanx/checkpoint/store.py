@@ -15,7 +15,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from ..rundir import write_atomic
+from ..rundir import make_folder, write_atomic
 
 MARKER = "COMMIT"
 VERSION = 1
@@ -31,7 +31,8 @@ def begin(root: Path, step: int) -> Path:
     """An empty staging folder. One rank calls it, the others wait."""
     part = staging(root, step)
     shutil.rmtree(part, ignore_errors=True)
-    part.mkdir(parents=True)
+    make_folder(root)
+    make_folder(part)
     return part
 
 
@@ -39,7 +40,9 @@ def commit(root: Path, step: int, facts: dict[str, object]) -> Path:
     """Mark the staged checkpoint as whole and give it its name. One rank calls it, after all have written."""
     part, final = staging(root, step), root / str(step)
     files = sorted(path for path in part.iterdir() if path.is_file())
+    mode = part.stat().st_mode & 0o666  # torch's writers know the umask only
     for path in files:
+        path.chmod(mode)
         _sync(path)
     marker = {
         "v": VERSION,

@@ -154,7 +154,7 @@ def job_of(loaded: Loaded, scanned: Scanned, extras: Sequence[str]) -> tuple[sub
     kind = next(iter({"cpu", "gpu"} & scanned.flags), None) or _kind(loaded, plan.gpus_per_node)
     wanted = _wanted(scanned, extras, kind, offline=True)
     build = Build(venv, wanted, config.python, _version(scanned) if wanted.wheelhouse else None)
-    before = submit._file(config.pre_exec_file, "pre_exec_file", plan.cwd)
+    before = submit.file_text(config.pre_exec_file, "pre_exec_file", plan.cwd)
     script = render_build(plan, build, config, before)
     return submit.Job(replace(loaded, config=plan.config), plan, script), build
 

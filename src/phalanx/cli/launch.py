@@ -12,11 +12,14 @@ from ..config.layers import COMMAND_LINE
 from ..config.saved import CONFIG_FILE
 from ..errors import UsageError
 from ..facts import Facts, gather
+from ..launch_words import is_launcher
 from ..plan import LaunchPlan
 from ..planner import make_plan, run_name
-from ..program import Program, from_training_cmd
+from ..program import Program, as_command, from_training_cmd
 from ..rundir import find_run_dir
+from ..shellwords import ShellWord
 from .options import Scanned
+from .said import with_said
 
 OPTIONS = """\
 options (before SCRIPT; what follows it is the script's own, untouched):
@@ -53,6 +56,7 @@ def request_of(scanned: Scanned, command: str, member: Mapping[str, str] | None 
     """
     loaded = _load(scanned, (), member, origin)
     program = _program(scanned, loaded, command)
+    loaded = with_said(loaded, program)
     config = loaded.config
     if config.mode == "single" and config.repeats > 1 and loaded.origins.get("repeats") == COMMAND_LINE:
         raise UsageError(
@@ -63,7 +67,7 @@ def request_of(scanned: Scanned, command: str, member: Mapping[str, str] | None 
         _refuse_resume(config)
         before = find_run_dir(config.run_root, run_name(config, program), config.resume) / CONFIG_FILE
         if before.exists():
-            loaded = _load(scanned, (before,), member, origin)
+            loaded = with_said(_load(scanned, (before,), member, origin), program)
     return Request(loaded, program)
 
 
@@ -84,11 +88,18 @@ def _load(scanned: Scanned, below: tuple[Path, ...], member: Mapping[str, str] |
 
 
 def _program(scanned: Scanned, loaded: Loaded, command: str) -> Program:
-    """The script of the command line, else the settings' `training_cmd`."""
+    """The script of the command line, else the settings' `training_cmd`. One process may start a launcher itself."""
     if scanned.script is not None:
+        if is_launcher([ShellWord(word, word) for word in (scanned.script, *scanned.args)]):
+            raise UsageError(
+                f"{scanned.script} starts ranks, and so does phalanx {command}: give the script that it would start, "
+                f"as in phalanx {command} --launcher torchrun --nproc 2 train.py"
+            )
         return Program(scanned.script, scanned.args)
     if loaded.config.training_cmd:
-        return from_training_cmd(loaded.config.training_cmd)
+        found = from_training_cmd(loaded.config.training_cmd)
+        alone = loaded.config.launcher == "python" and (found.said or found.refusal)
+        return as_command(loaded.config.training_cmd) if alone else found
     if loaded.config.exec_command or loaded.config.exec_file:
         return Program(None, ("true",))  # what stands in place of the launch says what runs
     raise UsageError(

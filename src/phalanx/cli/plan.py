@@ -129,10 +129,7 @@ def _rows(plan: LaunchPlan) -> Iterator[tuple[str, str]]:
     yield "runtime", plan.runtime if plan.runtime == "venv" else shown(plan)
     yield (
         "environment",
-        "\n".join(
-            f"{name}={secret.HIDDEN if secret.is_secret(name) else _text(value)}"
-            for name, value in plan.environment.items()
-        ),
+        "\n".join(f"{name}={secret.shown(name, _text(value))}" for name, value in plan.environment.items()),
     )
     yield "command", render(plan.command) or "none: see notes"
     yield "notes", "\n".join(plan.notes) or "none"

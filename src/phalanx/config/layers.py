@@ -13,6 +13,7 @@ from typing import Any, cast
 
 from ..errors import ConfigError, did_you_mean
 from .convert import expected
+from .names import wrong_variable
 from .section import SHELL_VALUES
 from .table import FREE, canonical, keys, nearest, refused, sections
 from .text import Plain, ShellText, is_null
@@ -40,6 +41,7 @@ RESERVED = frozenset(
         "PHALANX_LAUNCH_ID",
         "PHALANX_VISIBLE_DEVICES",  # those that a launcher replaces by others
         "PHALANX_HOROVOD_RANKS",  # set by launchers that know nothing of Horovod
+        "PHALANX_LOCAL_RANK_OPTION",  # for scripts written for torch.distributed.launch
         "PHALANX_RDZV_HOST",
         "PHALANX_RDZV_PORT",
     }
@@ -212,6 +214,10 @@ def _put(shaped: Tree, path: Path, item: Tree | Leaf, problems: list[str]) -> No
     """Set `path`; one source that sets a key twice (say by an alias too) contradicts itself."""
     if path[0] not in ("env", "tmpdir", "proxy") and _has_shell_text(values(item)):
         problems.append(f"{'.'.join(path)} ({origin_of(item)}): !sh is for values of {SHELL_VALUES} only")
+        return
+    wrong = wrong_variable(path[1]) if path[0] == "env" else None
+    if wrong is not None:
+        problems.append(f"env ({origin_of(item)}): {wrong}")
         return
     for part in path[:-1]:
         below = shaped.setdefault(part, {})

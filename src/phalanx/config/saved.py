@@ -9,12 +9,13 @@ from dataclasses import replace
 from pathlib import Path as FilePath
 from typing import Any
 
-from .. import secret
+from ..rundir import opener
+from . import hidden
 from .interpolate import escape
 from .layers import SCRIPT, from_file
 from .loader import DEFAULT, Loaded
 from .tree import Leaf, Path, Tree
-from .yamlfile import write
+from .yamlfile import Reference, write
 
 CONFIG_FILE = "config.yaml"
 _COMMANDS_OWN = ("save_script", "submit_job", "save_dir")
@@ -32,7 +33,7 @@ def _escaped(value: Any) -> Any:
         return {key: _escaped(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_escaped(item) for item in value]
-    return escape(value) if isinstance(value, str) else value
+    return escape(value) if isinstance(value, str) and not isinstance(value, Reference) else value
 
 
 def chosen(loaded: Loaded, keep: Callable[[str], bool] = lambda _: True) -> dict[str, Any]:
@@ -66,8 +67,7 @@ def run_config_text(loaded: Loaded) -> str:
     settings = chosen(loaded, lambda origin: origin not in (DEFAULT, SCRIPT))
     own = _COMMANDS_OWN if loaded.config.mode == "single" else (*_COMMANDS_OWN, *_OF_SERIES)
     settings = {key: value for key, value in settings.items() if key not in own}
-    if "env" in settings:
-        settings["env"] = secret.without(settings["env"])
+    settings = {key: value for key, value in hidden.without(settings).items() if value != {}}
     return dump(settings) if settings else ""
 
 
@@ -82,7 +82,8 @@ def save_run_config(loaded: Loaded, run_dir: str | FilePath) -> None:
 def _write(path: FilePath, text: str) -> None:
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        partial.write_text(text, encoding="utf-8", newline="\n")
+        with open(partial, "w", encoding="utf-8", newline="\n", opener=opener) as file:
+            file.write(text)
         partial.replace(path)
     except BaseException:
         partial.unlink(missing_ok=True)

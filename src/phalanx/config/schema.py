@@ -6,6 +6,7 @@ is a float for a float field and `0123` stays `0123` for a text field.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from typing import Annotated, Any, Literal
 
@@ -66,6 +67,9 @@ class JobConfig(SlurmSettings):
 
     name: str | None = Field(default=None, description="run name; unset: the script's name")
     run_root: str = Field(default="runs", description="folder that holds the run directories")
+    run_mode: str = Field(
+        default="0700", description="who may look into a run directory, as for chmod: 0750 lets its group read it"
+    )
     resume: str | None = Field(default=None, description="run to go on with: a path, a run id, or 'latest'")
 
     strategy: str = Field(default="auto", description="auto, " + ", ".join(STRATEGIES))
@@ -111,6 +115,7 @@ class JobConfig(SlurmSettings):
         default="auto", description="where ranks run: venv (also: none) or a container; auto: container.image, if any"
     )
     container: ContainerSettings = Field(default=ContainerSettings(), description="image of the ranks")
+    conda: str | None = Field(default=None, description="conda environment of the ranks: its name or its folder")
     python: str | None = Field(default=None, description="interpreter of the ranks; unset: the virtual environment's")
     env: dict[str, str] = Field(default={}, description="environment variables for the ranks")
     trackers: TextList = Field(default=(), description="copies of the metrics: " + ", ".join(TRACKERS))
@@ -128,6 +133,18 @@ class JobConfig(SlurmSettings):
     def _known_name(cls, name: str, info: ValidationInfo) -> str:
         table = STRATEGIES if info.field_name == "strategy" else LAUNCHERS
         return _known(("auto", *table), name)
+
+    @field_validator("run_mode")
+    @classmethod
+    def _mode(cls, text: str) -> str:
+        if not re.fullmatch(r"0?[0-2]?7[0-7]{2}", text):
+            raise ValueError("expected a mode as chmod takes it, with all for you: 0700, 0750, 0770, 2770, 0755")
+        return text
+
+    @property
+    def run_permissions(self) -> int:
+        """`run_mode` as a number."""
+        return int(self.run_mode, 8)
 
     @field_validator("trackers")
     @classmethod

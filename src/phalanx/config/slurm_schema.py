@@ -224,7 +224,7 @@ class SlurmSettings(Section):
     @field_validator("shebang")
     @classmethod
     def _bash(cls, text: str) -> str:
-        if "bash" not in text:
+        if not text.removeprefix("#!").strip().startswith("/") or "bash" not in text:
             raise ValueError(f"shebang={text!r}: batch scripts are bash; expected such as '/bin/bash -l'")
         return text
 

@@ -47,7 +47,18 @@ class _Dumper(yaml.SafeDumper):
         return self.represent_scalar(_TEXT, value, style)
 
 
+class Reference(str):
+    """Text with `${…}` that is to be resolved when the file is read: it is quoted, and not escaped."""
+
+    __slots__ = ()
+
+
+def _reference(dumper: _Dumper, value: Reference) -> yaml.ScalarNode:
+    return dumper.represent_scalar(_TEXT, str(value), '"')
+
+
 _Dumper.add_representer(str, _Dumper.text)
+_Dumper.add_representer(Reference, _reference)
 
 
 def write(settings: Mapping[str, Any]) -> str:

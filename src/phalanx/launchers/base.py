@@ -71,6 +71,8 @@ def rank(plan: LaunchPlan) -> list[Word]:
 
 def worker(plan: LaunchPlan) -> list[Word]:
     """The module that makes a process a rank, with the script or the command that it runs."""
+    if plan.late_script:
+        return ["phalanx.worker", *plan.args]
     return ["phalanx.worker", "--exec" if plan.script is None else plan.script, *plan.args]
 
 

@@ -20,7 +20,7 @@ from ..config import JobConfig, Loaded, load_config, load_run_config, save_run_c
 from ..devices import device_index
 from ..errors import PlanError, UsageError
 from ..records import RecordWriter, Start
-from ..rundir import find_run_dir, log_path, mark_dry, new_run_dir, next_attempt
+from ..rundir import find_run_dir, log_path, mark_dry, new_run_dir, next_attempt, share
 from ..strategies.base import Strategy
 from ..topology import Topology
 from .api import Run
@@ -164,7 +164,8 @@ def _decide(loaded: Loaded) -> Shared:
     elif config.resume is not None and not _started and not config.dry_run:
         run_dir = find_run_dir(config.run_root, _run_name(config), config.resume)
     else:
-        run_dir = new_run_dir(config.run_root, _run_name(config))
+        run_dir = new_run_dir(config.run_root, _run_name(config), config.run_permissions)
+        share(run_dir)
     attempt = next_attempt(run_dir)
     if not launched:
         save_run_config(loaded, run_dir)

@@ -20,7 +20,7 @@ from ..containers import probe
 from ..errors import MissingExtraError, PlanError
 from ..plan import LaunchPlan
 from ..registry import LAUNCHERS, load
-from ..rundir import DRY_CHECKPOINTS, discard, find_run_dir, mark_dry, new_run_dir, write_atomic
+from ..rundir import DRY_CHECKPOINTS, discard, find_run_dir, mark_dry, new_run_dir, shared, write_atomic
 from ..uses_api import check_dry_run
 from . import process, verdict
 from .source import save_source
@@ -32,6 +32,7 @@ _INHERITED = (RESERVED - {"PHALANX_SITE"}) | {
     *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
     *("HOROVOD_RANK", "HOROVOD_LOCAL_RANK", "HOROVOD_CROSS_RANK"),
     *("HOROVOD_SIZE", "HOROVOD_LOCAL_SIZE", "HOROVOD_CROSS_SIZE"),
+    "SLURM_EXPORT_ENV",  # of the job around a launch: by it, tasks would not get what is set here
 }
 _INHERITED_PREFIXES = ("TORCHELASTIC_", "PET_")  # PET_* are torchrun's own options
 
@@ -68,7 +69,7 @@ def launch(plan: LaunchPlan, loaded: Loaded, run_dir: Path | None = None) -> Out
         loaded = with_source(loaded, plan.name)
     elif run_dir is None and resume is not None:
         run_dir, new = find_run_dir(loaded.config.run_root, plan.name, resume), False
-    run_dir = run_dir or new_run_dir(loaded.config.run_root, plan.name)
+    run_dir = run_dir or new_run_dir(loaded.config.run_root, plan.name, loaded.config.run_permissions)
     with _removed_unless_started(run_dir if new else None):
         environment = _write(plan, loaded, run_dir)
         print(f"run directory: {run_dir}", file=sys.stderr, flush=True)
@@ -89,7 +90,7 @@ def with_source(loaded: Loaded, name: str) -> Loaded:
 
 def prepare(plan: LaunchPlan, loaded: Loaded) -> Path:
     """A new run directory for a launch to come, with all that is known before it."""
-    run_dir = new_run_dir(loaded.config.run_root, plan.name)
+    run_dir = new_run_dir(loaded.config.run_root, plan.name, loaded.config.run_permissions)
     with _removed_unless_started(run_dir):
         _write(plan, loaded, run_dir)
     return run_dir
@@ -192,12 +193,13 @@ def _check_port(port: int) -> None:
 def _write(plan: LaunchPlan, loaded: Loaded, run_dir: Path) -> dict[str, str]:
     """The files that a launch leaves in its run directory; returns the ranks' whole environment."""
     plan = plan.in_run_dir(str(run_dir))
-    save_run_config(loaded, run_dir)
-    if loaded.config.dry_run:
-        mark_dry(run_dir)
-    write_atomic(run_dir / "plan.json", plan.to_json())
-    write_atomic(run_dir / "job.sh", shell.script(plan.command, plan.environment, str(Path.cwd())))
-    save_source(Path(plan.script or "."), run_dir)
+    with shared(run_dir):
+        save_run_config(loaded, run_dir)
+        if loaded.config.dry_run:
+            mark_dry(run_dir)
+        write_atomic(run_dir / "plan.json", plan.to_json())
+        write_atomic(run_dir / "job.sh", shell.script(plan.command, plan.environment, str(Path.cwd())))
+        save_source(Path(plan.script or "."), run_dir)
     own = {name: shell.evaluate(value) for name, value in plan.environment.items()}
     return {**without_other_launches(os.environ), **own, "PHALANX_LAUNCH_ID": secrets.token_hex(4)}
 

@@ -50,7 +50,7 @@ class Journal:
 
     def __init__(self, folder: Path, rank: int, world_size: int) -> None:
         self.folder, self.rank, self.world_size = folder, rank, world_size
-        folder.mkdir(exist_ok=True)
+        folder.mkdir(mode=folder.parent.stat().st_mode & 0o777, exist_ok=True)
         self._path(rank).write_text("")  # a requeued job begins anew
 
     def _path(self, rank: int) -> Path:

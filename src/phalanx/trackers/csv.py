@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ..rundir import opener
 from .base import Tracker
 
 
@@ -14,7 +15,7 @@ class Csv(Tracker):
     def start(self, run_dir: Path, settings: Mapping[str, Any]) -> None:
         path = run_dir / ("metrics.dry.csv" if settings.get("dry_run") else "metrics.csv")
         fresh = not path.exists()
-        self._file = path.open("a", newline="", encoding="utf-8")
+        self._file = open(path, "a", newline="", encoding="utf-8", opener=opener)  # noqa: SIM115
         self._writer = csv.writer(self._file)
         if fresh:
             self._writer.writerow(["step", "name", "value"])

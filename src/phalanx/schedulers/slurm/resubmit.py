@@ -31,8 +31,9 @@ def check(job: OurJob) -> None:
 
 def check_secrets(run_dir: Path, environ: Mapping[str, str]) -> None:
     """What a run directory doesn't keep must be in the environment. Raises PlanError that names what isn't."""
-    kept = outcome.plan_of(run_dir).get("environment", {})
-    missing = [name for name, text in kept.items() if text == secret.HIDDEN and name not in environ]
+    kept = outcome.plan_of(run_dir)
+    hidden = [name for name, text in kept.get("environment", {}).items() if text == secret.HIDDEN]
+    missing = [name for name in dict.fromkeys([*hidden, *kept.get("secrets", [])]) if name not in environ]
     if missing:
         raise PlanError(f"{', '.join(missing)}: secret, so not kept in {run_dir}: set it in the environment, and retry")
 

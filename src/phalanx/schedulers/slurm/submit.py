@@ -6,12 +6,14 @@ import json
 import os
 import re
 import shutil
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ... import engines, secret
+from ... import conda, engines, texts
+from ...batch.directives import exporting
 from ...batch.script import Inserts, render_script
 from ...config import Loaded, save_run_config, walltime
 from ...config.saved import run_config_text
@@ -22,8 +24,8 @@ from ...facts import Facts
 from ...plan import LaunchPlan
 from ...planner import make_plan
 from ...program import Program
-from ...rundir import discard, find_run_dir, mark_dry, new_run_dir, write_atomic
-from ...shell import evaluate
+from ...rundir import discard, find_run_dir, make_folder, mark_dry, new_run_dir, shared, write_atomic
+from ...shell import Word, evaluate
 from ...uses_api import check_dry_run
 from ..local import with_source, without_other_launches
 from ..source import save_snapshot, save_source, tracked
@@ -38,7 +40,7 @@ _INPUT = {
     **{"requeue": "NO_REQUEUE", "no-requeue": "REQUEUE", "gres": "GPUS_PER_NODE", "gpus-per-node": "GRES"},
 }
 _JOBS_OWN = ("SLURM_", "SRUN_", "PMI_", "PMIX_")
-_PATHS = ("output", "error", "chdir", "run_root", "venv", "python", "save_dir", "pre_exec_file", "exec_file")
+_PATHS = ("output", "error", "chdir", "run_root", "venv", "conda", "python", "save_dir", "pre_exec_file", "exec_file")
 _VARIABLE = re.compile(r"\$([A-Za-z_]\w*)", re.ASCII)
 _NAME = re.compile(r"[^\w@%+=:,.-]+", re.ASCII)
 
@@ -65,12 +67,22 @@ def build(loaded: Loaded, program: Program, facts: Facts) -> Job:
     loaded = with_paths(loaded, os.environ)
     if loaded.config.dry_run:
         loaded = _short(loaded)
+    loaded = _conda(loaded, facts.cwd)
     plan = make_plan(loaded.config, facts, program, for_slurm=True)
     inserts = Inserts(
-        _file(loaded.config.pre_exec_file, "pre_exec_file", plan.cwd),
-        _file(loaded.config.exec_file, "exec_file", plan.cwd),
+        file_text(loaded.config.pre_exec_file, "pre_exec_file", plan.cwd),
+        file_text(loaded.config.exec_file, "exec_file", plan.cwd),
     )
     return Job(loaded, plan, render_script(plan, run_config_text(loaded), inserts))
+
+
+def _conda(loaded: Loaded, cwd: str) -> Loaded:
+    """`venv` may be a conda environment's folder, which is entered in another way."""
+    venv = loaded.config.venv
+    if venv is None or loaded.config.conda or not conda.is_environment(Path(cwd, venv)):
+        return loaded
+    folder = str(Path(cwd, venv))
+    return replace(loaded, config=loaded.config.model_copy(update={"venv": None, "conda": folder}))
 
 
 def _short(loaded: Loaded) -> Loaded:
@@ -102,13 +114,15 @@ def _expanded(text: str, setting: str, environ: Mapping[str, str]) -> str:
     return _VARIABLE.sub(lambda found: environ[found[1]], text)
 
 
-def _file(name: str | None, setting: str, cwd: str) -> str:
+def file_text(name: str | None, setting: str, cwd: str) -> str:
     if name is None:
         return ""
     try:
-        return Path(cwd, name).read_text(encoding="utf-8")
+        text = Path(cwd, name).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise PlanError(f"{setting}={name!r} can't be read ({error}): expected a file of shell lines") from None
+    texts.refuse_secret(f"{setting}={name!r}", text)
+    return text
 
 
 def save(job: Job) -> Path:
@@ -151,6 +165,22 @@ def check(job: Job) -> None:
         )
     if plan.script is not None and plan.config.dry_run:
         check_dry_run(Path(folder, plan.script))
+    _check_python(plan)
+
+
+def _check_python(plan: LaunchPlan) -> None:
+    """The ranks' Python, as far as it can be seen from here. Raises PlanError."""
+    config = plan.config
+    known_there = config.conda or config.before or config.pre_exec_file or config.modules.steps
+    own_lines = config.exec_command or config.exec_file
+    if plan.runtime == "venv" and "/" not in plan.python and not (known_there or own_lines):
+        found = shutil.which(plan.python)
+        if found is None or engines.folder_of(found, "phalanx") == "":
+            raise PlanError(
+                f"training_cmd starts {plan.python}, and {found or 'there is none on PATH'}"
+                f"{' has no phalanx' if found else ''}, which the ranks need: set python={sys.executable}, or "
+                "venv or conda, to an environment that has it, or give the script alone (training_cmd: train.py)"
+            )
     if plan.runtime == "venv" and "/" in plan.python and shutil.which(plan.python) is None:
         raise PlanError(
             f"there is no python at {plan.python}: set venv to a virtual environment's folder, or python (--force "
@@ -193,16 +223,16 @@ def submit(job: Job, ids: list[str], chain: int = 1) -> Path:
         job = replace(job, loaded=with_source(job.loaded, job.plan.name))
     old = config.resume is not None and not config.dry_run
     run_dir = find_run_dir(config.run_root, job.plan.name, config.resume or "") if old else None
-    run_dir = run_dir or new_run_dir(Path(job.plan.cwd, config.run_root), job.plan.name)
-    hidden = {name: evaluate(value) for name, value in secret.only(job.plan.environment).items()}
-    environment = submission_environment(job.script) | hidden
+    run_dir = run_dir or new_run_dir(Path(job.plan.cwd, config.run_root), job.plan.name, config.run_permissions)
+    environment = with_secrets(submission_environment(job.script), job.plan.secrets)
     after: str | None = None
     try:
-        _write(job, run_dir)
-        for link in range(chain):
-            after = client.submit(_words(job, run_dir, after), environment)
-            ids.append(after)
-            _note_job(job, run_dir, after, (link + 1, chain) if chain > 1 else None)
+        with shared(run_dir):
+            _write(job, run_dir)
+            for link in range(chain):
+                after = client.submit(_words(job, run_dir, after), environment)
+                ids.append(after)
+                _note_job(job, run_dir, after, (link + 1, chain) if chain > 1 else None)
     except BaseException:
         if not old and after is None:
             discard(run_dir)
@@ -221,7 +251,7 @@ def _write(job: Job, run_dir: Path) -> None:
         save_source(Path(plan.cwd, plan.script or "."), run_dir)
         if job.loaded.config.snapshot:
             save_snapshot(Path(plan.cwd), run_dir)
-        (run_dir / "jobs").mkdir(exist_ok=True)
+        make_folder(run_dir / "jobs")
         _make_output_folders(job)
     except OSError as error:
         raise PlanError(f"cannot write the run directory {run_dir}: {error}") from None
@@ -276,6 +306,15 @@ def submission_environment(script: str, environ: Mapping[str, str] = os.environ)
         for name, value in without_other_launches(environ).items()
         if name not in inputs and not name.startswith(_JOBS_OWN) and not (in_mpi and name.startswith("OMPI_"))
     }
+
+
+def with_secrets(environment: Mapping[str, str], secrets: Mapping[str, Word]) -> dict[str, str]:
+    """A submission's environment with the secrets, and with an export option of the user's that lets them pass."""
+    found = dict(environment) | {name: evaluate(value) for name, value in secrets.items()}
+    export = found.get("SBATCH_EXPORT")
+    if export is not None and secrets:
+        found["SBATCH_EXPORT"] = exporting(export, secrets)
+    return found
 
 
 def _note_job(job: Job, run_dir: Path, job_id: str, chain: tuple[int, int] | None) -> None:

@@ -1,0 +1,304 @@
+"""A launcher's command line as people have it in their batch scripts: what it starts, and the settings that it means.
+
+Ranks are started by one launcher, so `torchrun --nproc_per_node 2 t.py` run as a command, once a rank, would make as
+many worlds as there are ranks. Where every option is understood the words become settings; else they are refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import PurePath
+
+from .shell import Sh, Word
+from .shellwords import ShellWord, split
+
+_AGENTS = ("torch.distributed.run", "torch.distributed.launch")
+_MPI = ("mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prun")
+_NAMES = ("torchrun", "srun", "horovodrun", "deepspeed", *_MPI)
+# Programs that start another, in whose words a launcher may stand.
+_AROUND = ("env", "exec", "time", "nohup", "nice", "timeout", "numactl", "apptainer", "singularity", "podman", "docker")
+# Variables that say what the settings say anyway.
+_NODES = ("SLURM_NNODES", "SLURM_JOB_NUM_NODES")
+_RANKS = ("SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_NODE", "SLURM_NTASKS_PER_NODE")
+_TASKS = ("SLURM_NTASKS", "SLURM_NPROCS")
+
+
+class Uncertain(Exception):
+    """A launcher's words that aren't understood; the text says which, and what to write instead."""
+
+
+@dataclass
+class Call:
+    """What a launcher starts (`words`, a script unless `module`), by which Python, and the settings it means."""
+
+    words: list[ShellWord]
+    said: dict[str, str] = field(default_factory=dict)
+    environment: dict[str, Word] = field(default_factory=dict)
+    python: str | None = None
+    module: bool = False
+    script_only: bool = False
+
+
+def is_launcher(words: list[ShellWord]) -> bool:
+    """Whether a command begins with a launcher."""
+    texts = [word.literal or "" for word in words]
+    name = PurePath(texts[0]).name
+    if name == "accelerate":
+        return texts[1:2] == ["launch"]
+    return name in _NAMES or (name.startswith("python") and _agent(texts) is not None)
+
+
+def _agent(texts: list[str]) -> int | None:
+    """Where the words after `python -m torch.distributed.run` begin."""
+    index = 2 if texts[1:2] == ["-u"] else 1
+    ours = texts[index : index + 1] == ["-m"] and "".join(texts[index + 1 : index + 2]) in _AGENTS
+    return index + 2 if ours else None
+
+
+def hidden_in(text: str) -> str | None:
+    """Why a list of commands can't be run once a rank: one of them is a launcher's. None if none is."""
+    for part in re.split(r"&&|\|\||[;|&\n]", text.replace("\\\n", " ")):
+        words = [word for word in split(part) or [] if not re.match(r"\w+=", word.text)]
+        around = bool(words) and (words[0].literal or "") in _AROUND
+        places = range(len(words)) if around else range(min(len(words), 1))
+        for index in places:
+            if is_launcher(words[index:]):
+                return _refusal(words[index].text, "it stands among other commands")
+    return None
+
+
+def _refusal(name: str, why: str) -> str:
+    return (
+        f"training_cmd starts ranks by {name}, and would do so once in each rank; {why}. Give the script and its "
+        "arguments alone (training_cmd: train.py --epochs 3), with launcher, nodes and nproc_per_node as settings; or "
+        "put your own lines into exec_command, in place of the launch"
+    )
+
+
+def take_apart(words: list[ShellWord]) -> Call:
+    """The call that a launcher's words mean. Raises Uncertain."""
+    texts = [word.literal or "" for word in words]
+    name = PurePath(texts[0]).name
+    try:
+        if name == "accelerate":
+            return _finished(_accelerate(words[2:]), words[0])
+        if name == "srun":
+            return _srun(words[1:])
+        if name == "horovodrun":
+            return _finished(_read(words[1:], _HOROVODRUN, {"launcher": "horovodrun", "strategy": "horovod"}), words[0])
+        if name == "deepspeed":
+            return _finished(_read(words[1:], _DEEPSPEED, {"launcher": "deepspeed"}), words[0])
+        if name in _MPI:
+            return _read(words[1:], _MPIRUN, {"launcher": "mpirun"})
+        return _torchrun(words, texts, name)
+    except Uncertain as error:
+        raise Uncertain(_refusal(name, str(error))) from None
+
+
+def _finished(call: Call, program: ShellWord) -> Call:
+    """A launcher that is a Python script has the Python beside it; it starts scripts by that."""
+    beside = PurePath(program.literal or "")
+    call.python = call.python or (str(beside.with_name("python")) if len(beside.parts) > 1 else "python")
+    return call
+
+
+def _torchrun(words: list[ShellWord], texts: list[str], name: str) -> Call:
+    start = 1 if name == "torchrun" else _agent(texts) or 1
+    call = _read(words[start:], _TORCHRUN, {"launcher": "torchrun"})
+    call.script_only = True
+    if "nproc_per_node" not in call.said:
+        call.said["nproc_per_node"] = ""  # torchrun itself would start one; see settle
+    if _AGENTS[1] in texts[:start] and not call.environment.pop("use-env", None):
+        call.environment["PHALANX_LOCAL_RANK_OPTION"] = "1"  # this one gives it to scripts as an argument
+    call.environment.pop("use-env", None)
+    if name != "torchrun":
+        call.python = texts[0]
+        return call
+    return _finished(call, words[0])
+
+
+def _srun(words: list[ShellWord]) -> Call:
+    """A script is srun's own task; a launcher's agent on each node is that launcher's business."""
+    outer = _read(words, _SRUN, {"launcher": "srun"})
+    if not is_launcher(outer.words):
+        return outer
+    inner = take_apart(outer.words)
+    if inner.said.get("launcher") not in ("torchrun", "deepspeed"):
+        raise Uncertain(f"srun starts another launcher, {outer.words[0].text}")
+    tasks = outer.said.pop("ntasks_per_node", "1"), outer.said.pop("total", outer.said.get("nodes", ""))
+    if tasks[0] != "1" or tasks[1] != outer.said.get("nodes", ""):
+        raise Uncertain("srun starts several agents on a node")
+    return replace(inner, said={**outer.said, **inner.said})
+
+
+def _accelerate(words: list[ShellWord]) -> Call:
+    call = _read(words, _ACCELERATE, {"launcher": "torchrun"})
+    if "total" not in call.said:
+        call.said["nproc_per_node"] = ""
+    call.script_only = True
+    return call
+
+
+Action = Callable[[Call, str, ShellWord], None]
+_Options = Mapping[str, "tuple[bool, Action]"]  # whether it has a value, and what it does
+
+
+def _drop(call: Call, name: str, value: ShellWord) -> None:
+    """What the launch decides itself: where ranks meet, which node this is."""
+
+
+def _number(setting: str, *variables: str) -> Action:
+    """An option with a number; a variable of Slurm's that says the same as the settings is left to them."""
+
+    def act(call: Call, name: str, value: ShellWord) -> None:
+        variable = re.fullmatch(r"\"?\$\{?(\w+)\}?\"?", value.text)
+        if variable and variable[1] in variables:
+            call.said.setdefault(setting, "*")
+        elif value.literal is not None and re.fullmatch(r"[1-9]\d*", value.literal):
+            call.said[setting] = value.literal
+        elif setting == "nproc_per_node" and value.literal in ("auto", "gpu", "cpu"):
+            call.said[setting] = str(value.literal)
+        else:
+            raise Uncertain(f"its option {name} {value.text} is no number")
+
+    return act
+
+
+def _text(setting: str) -> Action:
+    def act(call: Call, name: str, value: ShellWord) -> None:
+        if value.literal is None:
+            raise Uncertain(f"its option {name} {value.text} is known in the job only")
+        call.said[setting] = value.literal
+
+    return act
+
+
+def _only(*allowed: str) -> Action:
+    def act(call: Call, name: str, value: ShellWord) -> None:
+        if value.literal not in allowed:
+            raise Uncertain(f"its option {name} {value.text} has no counterpart here")
+
+    return act
+
+
+def _set(variable: str, text: str | None = None) -> Action:
+    def act(call: Call, name: str, value: ShellWord) -> None:
+        call.environment[variable] = text if text is not None else (value.literal or Sh(value.text.strip('"')))
+
+    return act
+
+
+def _module(call: Call, name: str, value: ShellWord) -> None:
+    call.module = True
+
+
+def _carried(call: Call, name: str, value: ShellWord) -> None:
+    """mpirun's `-x NAME`."""
+    if value.literal is None or not re.fullmatch(r"[A-Za-z_]\w*", value.literal):
+        raise Uncertain(f"its option {name} {value.text} sets a variable: write it in env")
+    call.environment[value.literal] = Sh(f"${{{value.literal}:-}}")
+
+
+def _per_node(call: Call, name: str, value: ShellWord) -> None:
+    match = re.fullmatch(r"ppr:([1-9]\d*):node", value.literal or "")
+    if match is None:
+        raise Uncertain(f"its option {name} {value.text} has no counterpart here: write it in mpirun.args")
+    call.said["nproc_per_node"] = match[1]
+
+
+_MEETING = dict.fromkeys(
+    ("node-rank", "master-addr", "master-port", "rdzv-id", "rdzv-backend", "rdzv-endpoint", "rdzv-conf", "local-addr"),
+    (True, _drop),
+)
+_TORCHRUN: _Options = {
+    **_MEETING,
+    "nnodes": (True, _number("nodes", *_NODES)),
+    "nproc-per-node": (True, _number("nproc_per_node", *_RANKS)),
+    "standalone": (False, _drop),
+    "use-env": (False, _set("use-env", "1")),
+    "max-restarts": (True, _only("0")),
+    "module": (False, _module),
+    "m": (False, _module),
+}
+_SRUN: _Options = {
+    "nodes": (True, _number("nodes", *_NODES)),
+    "N": (True, _number("nodes", *_NODES)),
+    "ntasks": (True, _number("total", *_TASKS, *_NODES)),
+    "n": (True, _number("total", *_TASKS, *_NODES)),
+    "ntasks-per-node": (True, _number("ntasks_per_node", *_RANKS)),
+    "cpus-per-task": (True, _number("cpus_per_task", "SLURM_CPUS_PER_TASK")),
+    "c": (True, _number("cpus_per_task", "SLURM_CPUS_PER_TASK")),
+    "kill-on-bad-exit": (False, _drop),
+    "K": (False, _drop),
+    "label": (False, _drop),
+    "l": (False, _drop),
+    "unbuffered": (False, _drop),
+    "u": (False, _drop),
+    "export": (True, _only("ALL")),
+    "mpi": (True, _text("mpi")),
+    "cpu-bind": (True, _text("cpu_bind")),
+}
+_MPIRUN: _Options = {
+    **dict.fromkeys(("n", "np"), (True, _number("total", *_TASKS))),
+    **dict.fromkeys(("npernode", "ppn", "N"), (True, _number("nproc_per_node", *_RANKS))),
+    "map-by": (True, _per_node),
+    "bind-to": (True, _only("none")),
+    "x": (True, _carried),
+}
+_HOROVODRUN: _Options = {
+    **dict.fromkeys(("np", "num-proc"), (True, _number("total", *_TASKS))),
+    "gloo": (False, _drop),
+    "verbose": (False, _drop),
+}
+_DEEPSPEED: _Options = {
+    **dict.fromkeys(("num-gpus", "num-accelerators"), (True, _number("nproc_per_node", *_RANKS))),
+    "num-nodes": (True, _number("nodes", *_NODES)),
+    **dict.fromkeys(("master-addr", "master-port", "node-rank"), (True, _drop)),
+    "no-ssh": (False, _drop),
+    "module": (False, _module),
+}
+_ACCELERATE: _Options = {
+    "num-processes": (True, _number("total", *_TASKS)),
+    "num-machines": (True, _number("nodes", *_NODES)),
+    **dict.fromkeys(
+        ("machine-rank", "main-process-ip", "main-process-port", "rdzv-backend", "same-network"), (True, _drop)
+    ),
+    "multi-gpu": (False, _drop),
+    "cpu": (False, _set("ACCELERATE_USE_CPU", "true")),
+    "mixed-precision": (True, _set("ACCELERATE_MIXED_PRECISION")),
+    "dynamo-backend": (True, _only("no")),
+    "module": (False, _module),
+    "m": (False, _module),
+}
+
+
+def _read(words: list[ShellWord], options: _Options, said: dict[str, str]) -> Call:
+    """Options up to the first word that is none. Raises Uncertain for one that isn't known."""
+    call = Call(list(words), dict(said))
+    while call.words and call.words[0].text.startswith("-") and call.words[0].literal != "-":
+        word = call.words.pop(0)
+        if word.text == "--":
+            break
+        name, equals, value = word.text.partition("=")
+        key = name.lstrip("-").replace("_", "-")
+        if key not in options and len(name) > 2 and name[1] != "-" and name[1:2] in options:  # -n4
+            key, name, equals, value = name[1], name[:2], "=", word.text[2:]
+        if key not in options:
+            raise Uncertain(f"its option {name} has no counterpart here")
+        valued, act = options[key]
+        if valued and not equals:
+            if not call.words:
+                raise Uncertain(f"its option {name} has no value")
+            act(call, name, call.words.pop(0))
+        else:
+            act(call, name, _as_word(value))
+    if not call.words:
+        raise Uncertain("it starts no script")
+    return call
+
+
+def _as_word(text: str) -> ShellWord:
+    found = split(text)
+    return found[0] if found and len(found) == 1 else ShellWord(text, None if found else text)
