@@ -10,6 +10,7 @@ from pathlib import PurePath
 from . import cells, texts
 from .conda import is_folder
 from .config import JobConfig, hidden
+from .config.meaning import without_shares
 from .errors import PlanError
 from .facts import Facts
 from .plan import RUN_DIR_UNKNOWN, Allocation, LaunchPlan
@@ -35,6 +36,7 @@ def make_plan(
     GPUs, a device or backend that isn't there.
     """
     texts.check(config, program)
+    config, kept = without_shares(config)
     no_script = program.script is None and not program.late_script
     if config.dry_run and (no_script or config.exec_command or config.exec_file):
         raise PlanError(
@@ -92,7 +94,7 @@ def make_plan(
         versions=_versions(config, facts, runtime, program),
         environment={**program.environment, **_environment(config, device, resources, threads, workers)},
         allocation=allocation,
-        notes=(*resources.notes, *chooser.notes, *_interpreter(config, runtime, program)),
+        notes=(*kept, *resources.notes, *chooser.notes, *_interpreter(config, runtime, program)),
     )
     starter = load("launcher", LAUNCHERS, chooser.launcher)()
     plan = replace(plan, environment={**starter.environment(plan), **plan.environment})

@@ -57,6 +57,8 @@ class Rank:
 def main(arguments: list[str]) -> None:
     """Run a script as this rank. Leaves by SystemExit unless the script ends well."""
     said, arguments = _local_rank_option(arguments)
+    if arguments[:1] == ["="]:  # a launcher would have taken words with a dash for its own
+        arguments = [word[1:] for word in arguments[1:]]
     command = arguments[1:] if arguments[:1] == [EXEC] else None
     if not arguments or command == []:
         print(USAGE, file=sys.stderr)

@@ -69,8 +69,7 @@ exec "$@"'"'"' sh env PHALANX_VISIBLE_DEVICES="${CUDA_VISIBLE_DEVICES:-}" python
   --master_addr "$PHALANX_RDZV_HOST" \
   --master_port "$PHALANX_RDZV_PORT" \
   --num_gpus 4 \
-  --module phalanx.worker train.py \
-  --lr 1e-3 '"'"'it'"'"'"'"'"'"'"'"'s $5'"'"''
+  --module phalanx.worker = =train.py =--lr =1e-3 '"'"'=it'"'"'"'"'"'"'"'"'s $5'"'"''
 status=$?
 [ "$status" -eq 0 ] || /py/bin/python -m phalanx.report_failure "$PHALANX_RUN_DIR" "$status" || status=$?
 

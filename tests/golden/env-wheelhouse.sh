@@ -14,12 +14,12 @@
 
 set -o pipefail
 
-# Before
-ulimit -c 0
-
 # Modules
 module purge
 module load Stages/2024 CUDA/12.1 OpenMPI/4.1
+
+# Before
+ulimit -c 0
 
 # Proxies
 export http_proxy=http://proxy:3128

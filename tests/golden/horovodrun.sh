@@ -38,8 +38,7 @@ srun \
   --gloo \
   -np 2 \
   -H localhost:2 \
-  /py/bin/python -m phalanx.worker train.py \
-  --lr 1e-3 'it'"'"'s $5'
+  /py/bin/python -m phalanx.worker = =train.py =--lr =1e-3 '=it'"'"'s $5'
 status=$?
 [ "$status" -eq 0 ] || /py/bin/python -m phalanx.report_failure "$PHALANX_RUN_DIR" "$status" || status=$?
 

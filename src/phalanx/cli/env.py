@@ -13,7 +13,7 @@ from pathlib import Path
 from .. import bootstrap
 from ..bootstrap import BootstrapError, Wanted
 from ..config import Loaded, load_config
-from ..environments.job import Build, build_plan, render_build
+from ..environments.job import Build, build_plan, launcher_of_horovod, render_build
 from ..environments.wheelhouse import Target, check_use, fill
 from ..errors import PlanError, UsageError, did_you_mean
 from ..facts import gather
@@ -71,6 +71,7 @@ def _job(argv: list[str]) -> None:
     words, extras = split_extras(argv)
     scanned = _scan(words)
     loaded = submit.with_paths(load_config(scanned.files, scanned.overrides, os.environ), os.environ)
+    _refuse_pips_constraint(loaded)
     job, build = job_of(loaded, scanned, extras)
     for note in loaded.notes:
         print(f"note: {note}", file=sys.stderr)
@@ -88,6 +89,16 @@ def _job(argv: list[str]) -> None:
         print(f"script: {script}", file=sys.stderr)
     if config.submit_job:
         print(_submit(job, script), flush=True)
+
+
+def _refuse_pips_constraint(loaded: Loaded) -> None:
+    """`--constraint` is pip's in `env create`, and sbatch's, with features of nodes, here."""
+    text = loaded.config.sbatch.model_dump().get("constraint")
+    if text and (text.endswith((".txt", ".in")) or "/" in text or Path(text).is_file()):
+        raise UsageError(
+            f"--constraint {text}: in `phalanx env job` that is sbatch's option, which names features of nodes, and "
+            f"this is a file: for pip's constraints give --pip-constraint {text}"
+        )
 
 
 def split_extras(argv: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -155,7 +166,7 @@ def job_of(loaded: Loaded, scanned: Scanned, extras: Sequence[str]) -> tuple[sub
     wanted = _wanted(scanned, extras, kind, offline=True)
     build = Build(venv, wanted, config.python, _version(scanned) if wanted.wheelhouse else None)
     before = submit.file_text(config.pre_exec_file, "pre_exec_file", plan.cwd)
-    script = render_build(plan, build, config, before)
+    script = render_build(plan, build, config, before, launcher_of_horovod(config, facts))
     return submit.Job(replace(loaded, config=plan.config), plan, script), build
 
 
@@ -191,7 +202,7 @@ def _download(build: Build, scanned: Scanned, extras: Sequence[str]) -> None:
 
 def _submit(job: submit.Job, script: Path | None) -> str:
     """The job's id. Raises SchedulerError with sbatch's words."""
-    environment = submit.submission_environment(job.script)
+    environment = submit.with_secrets(submit.submission_environment(job.script), job.plan.secrets)
     if script is not None:
         return client.submit([str(script)], environment)
     submit._make_output_folders(job)

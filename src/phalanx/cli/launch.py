@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import re
+import sys
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -106,6 +108,28 @@ def _program(scanned: Scanned, loaded: Loaded, command: str) -> Program:
         f"no script given: expected phalanx {command} [options] SCRIPT [script arguments], or training_cmd in the "
         f"settings; see phalanx {command} --help"
     )
+
+
+# Options of every launch that scripts seldom have.
+_LAUNCHES = ("nproc", "nproc-per-node", "launcher", "strategy", "dry-run", "run-root", "no-snapshot", "snapshot")
+
+
+def warn_of_misplaced(scanned: Scanned, own: Iterable[str], short: Iterable[str] = ()) -> None:
+    """Say which words after the script are options of ours; those that its text mentions are its own."""
+    ours = {*(f"--{name}" for name in (*own, *_LAUNCHES)), *short}
+    found = [word for word in scanned.args if word.partition("=")[0].replace("_", "-") in ours]
+    try:
+        text = Path(scanned.script or "").read_text(encoding="utf-8", errors="replace") if found else ""
+    except OSError:
+        text = ""
+    found = [word for word in found if not re.search(f"['\"]{re.escape(word.partition('=')[0])}['\"]", text)]
+    if found:
+        words = " ".join(found)
+        print(
+            f"warning: {words} after {scanned.script}: what follows the script is its own, and no option of phalanx; "
+            f"if you meant that, put {'it' if len(found) == 1 else 'them'} before {scanned.script}",
+            file=sys.stderr,
+        )
 
 
 def facts_for(loaded: Loaded) -> Facts:

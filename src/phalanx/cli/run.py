@@ -14,7 +14,7 @@ from ..errors import PlanError, SchedulerError
 from ..plan import LaunchPlan
 from ..planner import make_plan
 from ..schedulers.local import run_now
-from .launch import OPTIONS, Request, facts_for, plan_of, request_of
+from .launch import OPTIONS, Request, facts_for, plan_of, request_of, warn_of_misplaced
 from .options import Scanned, scan
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ def main(argv: Sequence[str]) -> int:
         print(HELP.format(options=OPTIONS))
         return 0
     request = request_of(scanned, "run")
+    warn_of_misplaced(scanned, ("local", "jobid"))
     share = find_share(scanned)
     if share is None:
         refuse_login_node(scanned, "phalanx submit", "phalanx run")

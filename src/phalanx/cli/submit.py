@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from ..config.sbatch import SHORT
 from ..containers import probe
 from ..errors import UsageError
 from ..facts import Facts
@@ -17,7 +18,7 @@ from ..schedulers.slurm import jobs as our_jobs
 from ..schedulers.slurm import series as slurm_series
 from ..schedulers.slurm.limits import check_limits
 from ..schedulers.slurm.wait import wait_for
-from .launch import OPTIONS, Request, facts_for, request_of
+from .launch import OPTIONS, Request, facts_for, request_of, warn_of_misplaced
 from .options import Scanned, scan
 
 HELP = """\
@@ -44,7 +45,10 @@ examples:
   phalanx submit -c job.yaml --strategy fsdp nodes=8
   phalanx submit -c job.yaml --mode scaling-test --scalability-nodes 1,2,4"""
 
-_SBATCHS = ("-N", "-n", "-t", "-p", "-A", "--nodes", "--ntasks", "--time", "--partition", "--account")
+_SUBMISSION = (
+    *("submit-job", "no-submit-job", "save-script", "no-save-script", "save-dir", "nodes", "ntasks", "time", "qos"),
+    *("partition", "account", "job-name", "gpus-per-node", "cpus-per-task", "array", "dependency"),
+)
 _FLAGS = ("preview", "yes", "wait", "force")
 
 
@@ -61,11 +65,7 @@ def main(argv: Sequence[str]) -> int:
     jobs = jobs_of(scanned)
     if chain > 1 and jobs[0].plan.config.dry_run:
         raise UsageError(f"--chain {chain} with --dry-run: a dry run keeps no checkpoint for a next job to go on from")
-    misplaced = [word for word in scanned.args if word.partition("=")[0] in _SBATCHS]
-    if misplaced:
-        print(
-            f"note: {' '.join(misplaced)} after {scanned.script} are its own arguments, not sbatch's", file=sys.stderr
-        )
+    warn_of_misplaced(scanned, (*_FLAGS, "chain", *_SUBMISSION), SHORT)
     ids = carry_out(jobs, scanned.flags, chain)
     for job_id in ids:
         print(job_id, flush=True)
@@ -126,6 +126,8 @@ def carry_out(jobs: list[submit.Job], flags: frozenset[str] = frozenset(), chain
     """Print, save and submit as `save_script` and `submit_job` say; returns the ids of submitted jobs."""
     config = jobs[0].loaded.config
     _say(jobs)
+    if not config.submit_job:
+        _say_secrets(jobs)
     if not config.save_script and not config.submit_job:
         for job in jobs:
             sys.stdout.write(job.script)
@@ -148,6 +150,17 @@ def _say(jobs: list[submit.Job]) -> None:
                 said.add(line)
     for warning in dict.fromkeys(warning for job in jobs for warning in submit.warnings(job)):
         print(f"warning: {warning}", file=sys.stderr)
+
+
+def _say_secrets(jobs: list[submit.Job]) -> None:
+    """What plain `sbatch FILE` must find in its environment."""
+    names = dict.fromkeys(name for job in jobs for name in job.plan.secrets)
+    if names:
+        print(
+            f"note: {', '.join(names)}: secret, so not in the script; under plain sbatch they must be set in the "
+            "environment, and the job ends at once if one isn't",
+            file=sys.stderr,
+        )
 
 
 def _check(jobs: list[submit.Job], flags: frozenset[str], chain: int) -> None:

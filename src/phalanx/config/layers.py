@@ -16,7 +16,7 @@ from .convert import expected
 from .names import wrong_variable
 from .section import SHELL_VALUES
 from .table import FREE, canonical, keys, nearest, refused, sections
-from .text import Plain, ShellText, is_null
+from .text import Plain, ShellText, Typed, free, is_null
 from .tree import Leaf, Path, Tree, grow, merge, origin_of, show, values
 
 SCRIPT = "phalanx.init()"
@@ -140,14 +140,38 @@ def _override(path: Path, value: Any, origin: str, problems: list[str]) -> Tree:
 
 def _flow_or_text(path: Path, text: str) -> Any:
     """A YAML collection where one can stand, else the text itself, whatever it holds."""
-    free = path[0] == "params"
-    if (free and text.startswith(("[", "{"))) or (".".join(path) in sections() and text.startswith("{")):
+    if path[0] == "params":
+        return _free(text)
+    if ".".join(path) in sections() and text.startswith("{"):
         from .yamlfile import parse_flow
 
         found = parse_flow(text)
         if found is not None and not (isinstance(found, dict) and _lacks_values(found)):
             return found
-    return text if free and not text else Plain(text)
+    return Plain(text)
+
+
+def _free(text: str) -> Any:
+    """A value of a section without types: a YAML collection, or text. Quotes around what would be a number, a bool or
+    null say that it is text; others are a part of it."""
+    if text.startswith(("[", "{")):
+        from .yamlfile import parse_flow
+
+        found = parse_flow(text)
+        if found is not None and not (isinstance(found, dict) and _lacks_values(found)):
+            return _typed(found)
+    inner = text[1:-1]
+    if text[:1] in ("'", '"') and text == f"{text[0]}{inner}{text[0]}" and not isinstance(free(Plain(inner)), str):
+        return inner
+    return Typed(text) if text else text
+
+
+def _typed(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _typed(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_typed(item) for item in value]
+    return Typed(value) if isinstance(value, Plain) else value
 
 
 def _lacks_values(found: dict[str, Any]) -> bool:

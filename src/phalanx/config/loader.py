@@ -85,9 +85,10 @@ def assemble(
     """
     above: Tree = {}
     notes: list[str] = []
+    gave_way: dict[str, tuple[str, str]] = {}
     for layer in layers:
         _keep_lists_whole(above, layer, problems)
-        above = without_rivals(above, layer, notes, problems)
+        above = without_rivals(above, layer, notes, problems, gave_way)
         above = cast("Tree", merge(above, layer))
     for layer in series:
         notes += replaced(above, layer)
@@ -99,7 +100,7 @@ def assemble(
     tree = Resolver(merged, environ, now, problems).resolve()
     config = _validate(tree, problems)
     if config is not None:
-        config = with_command(config, problems)
+        config = with_command(config, problems).remembering(gave_way)
         notes += effects(config)
     overridden = _overridden(script, merged, config, environ, now, problems) if script else ()
     if problems or config is None:

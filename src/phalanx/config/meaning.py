@@ -12,11 +12,15 @@ from .table import FREE, RIVALS, canonical, keys
 from .text import is_null
 from .tree import Leaf, Path, Tree, find, leaves, show
 
+PER_GPU = ("mem_per_gpu", "cpus_per_gpu")  # shares of each GPU
 _SETTING = re.compile(r"(?<!\$)\{([A-Za-z_][\w.-]*)\}", re.ASCII)
 
 
-def without_rivals(below: Tree, layer: Tree, notes: list[str], problems: list[str]) -> Tree:
-    """`below` less what `layer` replaces by another way to say it (`mem` by `mem_per_cpu`)."""
+def without_rivals(
+    below: Tree, layer: Tree, notes: list[str], problems: list[str], gave_way: dict[str, tuple[str, str]]
+) -> Tree:
+    """`below` less what `layer` replaces by another way to say it (`mem` by `mem_per_cpu`); `gave_way` gets what gave
+    way to a share of each GPU, and to which."""
     for group in RIVALS:
         said = {key: leaf for key in group if (leaf := _set(layer, key))}
         if len(said) > 1:
@@ -25,9 +29,30 @@ def without_rivals(below: Tree, layer: Tree, notes: list[str], problems: list[st
         for key in group if said else ():
             old = _set(below, key)
             if old and key not in said:
-                notes.append(f"{key}={show(old.value)} ({old.origin}) gives way to {next(iter(said))}")
+                winner = next(iter(said))
+                notes.append(f"{key}={show(old.value)} ({old.origin}) gives way to {winner}")
+                if winner in PER_GPU and "${" not in str(old.value):
+                    gave_way[key] = (winner, str(old.value))
                 below = _without(below, tuple(key.split(".")))
     return below
+
+
+def no_gpus(config: JobConfig) -> bool:
+    """Whether a job with these settings asks for no GPUs, so that a share of each says nothing."""
+    return not (config.gpus_per_node or config.gpus_per_task or config.sbatch.gpus or "gpu" in (config.gres or ""))
+
+
+def without_shares(config: JobConfig) -> tuple[JobConfig, list[str]]:
+    """The settings of a job without GPUs with what gave way to a share of each in its place again, and notes."""
+    if not no_gpus(config):
+        return config, []
+    update: dict[str, Any] = {}
+    notes = []
+    for key, (share, value) in config.gave_way.items():
+        if getattr(config, share) is not None and getattr(config, key) is None:
+            update |= {key: value, share: None}
+            notes.append(f"{share} has no effect without GPUs: {key}={value} holds")
+    return config.model_copy(update=update), notes
 
 
 def _set(tree: Tree, key: str) -> Leaf | None:
@@ -63,6 +88,9 @@ def replaced(below: Tree, layer: Tree) -> list[str]:
 def effects(config: JobConfig) -> list[str]:
     """Sentences on settings that are accepted and do nothing."""
     found = [f"{key} has no effect in phalanx" for key in WITHOUT_EFFECT if getattr(config, key) is not None]
+    for key in PER_GPU if no_gpus(config) else ():
+        if getattr(config, key) is not None and key not in {share for share, _ in config.gave_way.values()}:
+            found.append(f"{key}={getattr(config, key)} has no effect: the job asks for no GPUs")
     if config.exec_command and config.training_cmd:
         found.append("exec_command stands in place of training_cmd")
     return found

@@ -10,11 +10,12 @@ import re
 from collections.abc import Collection
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, PrivateAttr, ValidationInfo, field_validator
 
 from ..errors import did_you_mean
 from ..registry import LAUNCHERS, STRATEGIES, TRACKERS
 from .container_schema import ContainerSettings
+from .convert import to_integer
 from .engines_schema import DeepspeedSettings, HorovodSettings
 from .measure_schema import MeasureSettings
 from .ray_schema import RaySettings
@@ -140,6 +141,20 @@ class JobConfig(SlurmSettings):
         if not re.fullmatch(r"0?[0-2]?7[0-7]{2}", text):
             raise ValueError("expected a mode as chmod takes it, with all for you: 0700, 0750, 0770, 2770, 0755")
         return text
+
+    _gave_way: dict[str, tuple[str, Any]] = PrivateAttr(default={})
+
+    @property
+    def gave_way(self) -> dict[str, tuple[str, Any]]:
+        """What a lower layer had set and a share of each GPU replaced: by key, the share's key and the value."""
+        return self._gave_way
+
+    def remembering(self, gave_way: dict[str, tuple[str, str]]) -> JobConfig:
+        """A copy that knows what gave way."""
+        copy = self.model_copy()
+        numbers = {key: (share, to_integer(text)) for key, (share, text) in gave_way.items() if key == "cpus_per_task"}
+        copy._gave_way = {**gave_way, **numbers}
+        return copy
 
     @property
     def run_permissions(self) -> int:

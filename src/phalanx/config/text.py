@@ -1,7 +1,8 @@
 """Scalars as YAML and the command line write them: text, until something says what type they have.
 
 The free-form rule: what JSON (RFC 8259) calls a number is one, and so is a real such as `.5`; everything else
-is text. YAML 1.1's octal, sexagesimal, underscore and yes/no forms are therefore never guessed.
+is text. YAML 1.1's octal, sexagesimal, underscore and yes/no forms are therefore never guessed. On a command line
+digits with an unsigned exponent (1234e56) are text too, as they are more often a name than a number.
 """
 
 from __future__ import annotations
@@ -22,6 +23,12 @@ _BOOL = {"true": True, "True": True, "TRUE": True, "false": False, "False": Fals
 
 class Plain(str):
     """Text that was written without quotes, so that it may stand for a number, a bool or null."""
+
+    __slots__ = ()
+
+
+class Typed(Plain):
+    """Plain text of a command line, where many an identifier looks like a number."""
 
     __slots__ = ()
 
@@ -51,6 +58,10 @@ def number(text: str) -> int | float | None:
         return None
 
 
+# Digits with an unsigned exponent, unless as `1e6` and `2.5e6` are written: short commit ids such as 1234e56 and 12e4.
+_LIKE_AN_ID = re.compile(r"[+-]?(?:[0-9]{2,}[eE][0-9]+|[0-9.]+[eE]0[0-9]+|-0)")
+
+
 def free(value: Any) -> Any:
     """`value` of a section without declared types: unquoted numbers, bools and null get their type."""
     if isinstance(value, dict):
@@ -67,5 +78,6 @@ def _free_scalar(plain: Plain) -> Any:
         return None
     if plain in _BOOL:
         return _BOOL[plain]
-    found = number(plain)
+    identifier = isinstance(plain, Typed) and _LIKE_AN_ID.fullmatch(plain)
+    found = None if identifier else number(plain)
     return str(plain) if found is None else found

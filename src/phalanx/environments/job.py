@@ -25,12 +25,14 @@ from ..bootstrap import (
     pip_steps,
 )
 from ..config import JobConfig
+from ..errors import PlanError
 from ..facts import Facts
 from ..plan import LaunchPlan
 from ..planner import make_plan
 from ..program import Program
 from ..resources import Resources
-from ..shell import Word, exports, render
+from ..secret import without
+from ..shell import Word, exports, render, required
 
 _NEWEST_FIRST = tuple(f"python3.{minor}" for minor in range(NEWEST, OLDEST - 1, -1))
 
@@ -75,8 +77,21 @@ def build_plan(config: JobConfig, facts: Facts, venv: str) -> LaunchPlan:
     return make_plan(config.model_copy(update=changed), facts, Program(None, ("true",)), for_slurm=True)
 
 
-def render_build(plan: LaunchPlan, build: Build, config: JobConfig, before: str = "") -> str:
-    """The whole script; `config` are the training's settings, `before` is the text of `pre_exec_file`.
+def launcher_of_horovod(config: JobConfig, facts: Facts) -> str:
+    """What will start the ranks of Horovod in a job with these settings."""
+    changed = {} if config.strategy == "horovod" else {"strategy": "horovod"}
+    try:
+        program = Program(None, ("true",))
+        return make_plan(config.model_copy(update=changed), facts, program, for_slurm=True).launcher
+    except PlanError:  # a launcher that starts no Horovod; what else is wrong the job's own plan has said
+        return config.launcher
+
+
+def render_build(
+    plan: LaunchPlan, build: Build, config: JobConfig, before: str = "", launcher: str | None = None
+) -> str:
+    """The whole script; `config` are the training's settings, `before` is the text of `pre_exec_file`, `launcher` what
+    will start its ranks.
 
     Raises PlanError for values that cannot stand in a directive.
     """
@@ -88,12 +103,13 @@ def render_build(plan: LaunchPlan, build: Build, config: JobConfig, before: str 
             f"# {build.venv}, torch for the {build.wanted.kind} (phalanx {__version__})",
         ],
         ["set -o pipefail"],
-        ["# Before", *texts] if texts else [],
         modules(config.modules),
+        ["# Before", *texts] if texts else [],
+        required(plan.secrets),
         proxies(config.proxy),
-        ["# Environment", *exports(_environment(plan)), "unset PYTHONHOME PIP_TARGET PIP_PREFIX"],
+        ["# Environment", *exports(without(_environment(plan))), "unset PYTHONHOME PIP_TARGET PIP_PREFIX"],
         tmpdir(config.tmpdir),
-        _horovod(build, config) if build.wanted.horovod else [],
+        _horovod(build, config, launcher or config.launcher) if build.wanted.horovod else [],
         _python(build),
         _target(build.venv),
         _build(build, config),
@@ -108,9 +124,9 @@ def _environment(plan: LaunchPlan) -> Mapping[str, Word]:
     return {**own, **PIP_VARIABLES}
 
 
-def _horovod(build: Build, config: JobConfig) -> list[str]:
+def _horovod(build: Build, config: JobConfig, launcher: str) -> list[str]:
     """Horovod's build variables that the user has not set: MPI is needed where MPI or Slurm starts the ranks."""
-    controller = "MPI" if config.launcher in ("mpirun", "srun") else "GLOO"
+    controller = "MPI" if launcher in ("mpirun", "srun") else "GLOO"
     chosen = {**HOROVOD_VARIABLES, f"HOROVOD_WITH_{controller}": "1"}
     if build.wanted.kind == "gpu":
         chosen["HOROVOD_GPU_OPERATIONS"] = "NCCL"

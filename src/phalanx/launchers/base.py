@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from ..config import JobConfig
 from ..containers.wrap import inside
 from ..plan import LaunchPlan
-from ..shell import Sh, Word, layout, quote
+from ..shell import Sh, Word, layout, quote, render
 
 # Where agents meet. The batch script sets both; they are read in the task.
 HEAD = Sh('"$PHALANX_RDZV_HOST"')
@@ -79,11 +79,28 @@ def worker(plan: LaunchPlan) -> list[Word]:
 def task(plan: LaunchPlan, words: list[Word]) -> list[Word]:
     """`words` as what one task runs: shell text in them is evaluated there, not where the step is started; with a
     container, that is around them."""
+    before = f"{_guard(plan)}\n" if _GUARDED in words else ""
     if plan.runtime != "venv":
-        return ["bash", "-c", inside(plan, words)]
+        return ["bash", "-c", before + inside(plan, words)]
     if any(isinstance(word, Sh) for word in words):
-        return ["bash", "-c", layout([Sh("exec"), *words])]
+        return ["bash", "-c", before + layout([Sh("exec"), *words])]
     return words
+
+
+_GUARDED = Sh('"${words[@]/#/=}"')
+
+
+def guarded(plan: LaunchPlan) -> list[Word]:
+    """`worker` for a launcher that would look for its own options among the script's: no word begins with a dash. The
+    worker takes the `=` away."""
+    module, *words = worker(plan)
+    literal = [f"={word}" for word in words if isinstance(word, str)]
+    return [module, "=", *literal] if len(literal) == len(words) else [module, "=", _GUARDED]
+
+
+def _guard(plan: LaunchPlan) -> str:
+    """The words of which only the shell knows how many there are."""
+    return f"words=({render(worker(plan)[1:])})"
 
 
 def srun(plan: LaunchPlan, per_node: int, cpus_per_task: int | None, words: list[Word]) -> list[Word]:

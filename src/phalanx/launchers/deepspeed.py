@@ -6,7 +6,7 @@ import shlex
 
 from ..plan import LaunchPlan
 from ..shell import Sh, Word, render
-from .base import HEAD, PORT, Launcher, srun, task, worker
+from .base import HEAD, PORT, Launcher, guarded, srun, task
 
 _HOSTFILE = '"$PHALANX_RUN_DIR/hostfile"'
 
@@ -19,7 +19,7 @@ class Deepspeed(Launcher):
         # It numbers the devices from 0, whatever was allocated: the worker puts the node's own list back.
         words: list[Word] = ["env", Sh('PHALANX_VISIBLE_DEVICES="${CUDA_VISIBLE_DEVICES:-}"')]
         words += [plan.python, "-m", "deepspeed.launcher.runner", *_place(plan)]
-        words += [option, str(plan.nproc_per_node), "--module", *worker(plan)]  # the worker takes `--local_rank=N` out
+        words += [option, str(plan.nproc_per_node), "--module", *guarded(plan)]  # the worker takes `--local_rank=N` out
         return task(plan, words) if plan.local else srun(plan, 1, plan.cpus_per_node, words)
 
     def before(self, plan: LaunchPlan) -> list[str]:

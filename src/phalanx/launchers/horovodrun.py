@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from ..plan import LaunchPlan
 from ..shell import Word
-from .base import Launcher, master, rank, srun, task
+from .base import Launcher, guarded, master, srun, task
 
 
 class Horovodrun(Launcher):
@@ -14,7 +14,7 @@ class Horovodrun(Launcher):
     def command(self, plan: LaunchPlan) -> list[Word]:
         ranks = str(plan.nproc_per_node)
         words: list[Word] = [plan.python, "-m", "horovod.runner.launch", "--gloo"]
-        words += ["-np", ranks, "-H", f"localhost:{ranks}", *rank(plan)]
+        words += ["-np", ranks, "-H", f"localhost:{ranks}", plan.python, "-m", *guarded(plan)]
         return task(plan, words) if plan.local else srun(plan, 1, plan.cpus_per_node, words)
 
     def environment(self, plan: LaunchPlan) -> dict[str, Word]:
