@@ -18,7 +18,7 @@ from .program import Program
 from .registry import LAUNCHERS, load
 from .resources import Resources
 from .rundir import check_name
-from .shell import Word, word
+from .shell import MARK, Sh, Word, word
 from .topology import LOOPBACK
 
 
@@ -35,6 +35,7 @@ def make_plan(
     Raises PlanError when what is asked for can't be started: a cell that doesn't exist, more ranks than
     GPUs, a device or backend that isn't there.
     """
+    config = _with_variables(config, program)
     texts.check(config, program)
     config, kept = without_shares(config)
     no_script = program.script is None and not program.late_script
@@ -92,7 +93,7 @@ def make_plan(
         runtime=runtime,
         mpi_flavor=_flavor(config, facts),
         versions=_versions(config, facts, runtime, program),
-        environment={**program.environment, **_environment(config, device, resources, threads, workers)},
+        environment=_environment(config, device, resources, threads, workers),
         allocation=allocation,
         notes=(*kept, *resources.notes, *chooser.notes, *_interpreter(config, runtime, program)),
     )
@@ -100,6 +101,16 @@ def make_plan(
     plan = replace(plan, environment={**starter.environment(plan), **plan.environment})
     command, before = tuple(starter.command(plan)), tuple(starter.before(plan))
     return replace(plan, command=command, before=before, notes=(*plan.notes, *starter.notes(plan)))
+
+
+def _with_variables(config: JobConfig, program: Program) -> JobConfig:
+    """The settings with the variables that stand in front of the command."""
+    if not program.environment:
+        return config
+    said = {
+        name: f"{MARK}{value.text}" if isinstance(value, Sh) else value for name, value in program.environment.items()
+    }
+    return config.model_copy(update={"env": {**config.env, **said}})
 
 
 def run_name(config: JobConfig, program: Program) -> str:

@@ -55,7 +55,7 @@ def _value(value: Word) -> str:
     if isinstance(value, str):
         return shlex.quote(value)
     # As an assignment has it: in the quotes that keep the text one word a shell leaves `~` alone.
-    home = re.match(r"~[A-Za-z_][\w.-]*(?=/|:|$)", value.text)
+    home = re.match(r"~[A-Za-z_][\w.-]*(?:/|$)", value.text)
     other = home[0] if home else ""
     rest = re.sub(r"(^|:)~(?=/|:|$)", r"\1$HOME", value.text[len(other) :])
     return f'{other}"{rest}"'

@@ -45,7 +45,7 @@ def split(text: str) -> list[ShellWord] | None:
             word, plain = "", True
         else:
             word += piece[0]
-            plain = plain and (piece["literal"] or piece["quoted"]) is not None
+            plain = plain and ((piece["literal"] or piece["quoted"]) is not None or piece["shell"] == "#")
     return [*words, _word(word, plain)] if word else words
 
 

@@ -41,6 +41,6 @@ def refuse_secret(where: str, text: str, known: str | None = None) -> None:
 
 def _written(config: JobConfig, program: Program) -> Iterator[tuple[str, str]]:
     """What stands in the files of a run or in the command lines of its processes."""
-    yield from ((key, text) for key, text in hidden.open_texts(config) if key != "training_cmd")
+    yield from hidden.open_texts(config)
     words = [word.text if isinstance(word, Sh) else word for word in program.args]
     yield from (("an argument of the script", word) for word in words)

@@ -14,7 +14,8 @@ from .options import scan
 HELP = """\
 usage: phalanx config [-c FILE]... [--explain | --schema] [--KEY VALUE | KEY=VALUE]...
 
-Print the settings after all layers as YAML, which -c reads again. Nothing is started.
+Print the settings after all layers as YAML, which -c reads again; in place of secrets it names variables that are to
+hold them. Nothing is started.
 
   -c, --config FILE  settings from a YAML file; given again, the later file wins
       --explain      every setting with its value and the layer that set it
@@ -42,9 +43,10 @@ def main(argv: Sequence[str]) -> int:
     if "explain" in scanned.flags:
         _explain(loaded)
     else:
+        from ..config.hidden import referring
         from ..config.saved import chosen, dump
 
-        print(dump(chosen(loaded)), end="")
+        print(dump(referring(chosen(loaded))), end="")
     return 0
 
 
@@ -64,9 +66,10 @@ def _explain(loaded: Loaded) -> None:
 
 
 def _rows(loaded: Loaded) -> list[tuple[str, Any]]:
+    from ..config.hidden import referring
     from ..config.saved import entries, is_idle
 
-    found = entries(loaded.config.model_dump())
+    found = entries(referring(loaded.config.model_dump()))
     return [(".".join(path), value) for path, value in found if not is_idle(path, value)]
 
 

@@ -33,11 +33,20 @@ def params(config: JobConfig) -> dict[str, str]:
 
 def without(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings, nested as in a file, for a run directory: secrets left out, or referred to."""
+    kept = referring(settings)
+    for section in {"env", "proxy"} & kept.keys():
+        kept[section] = {name: text for name, text in kept[section].items() if not isinstance(text, Reference)}
+    return kept
+
+
+def referring(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The same with a reference in place of each secret, also of those that ranks need not read."""
     kept = dict(settings)
-    if "env" in kept:
-        kept["env"] = secret.without(kept["env"])
-    if "proxy" in kept:
-        kept["proxy"] = {name: text for name, text in kept["proxy"].items() if not secret.looks_secret(text)}
+    for name in secret.only(kept.get("env", {})):
+        kept["env"] = {**kept["env"], name: Reference(f"${{oc.env:{name}}}")}
+    for name, text in kept.get("proxy", {}).items():
+        if secret.looks_secret(text):
+            kept["proxy"] = {**kept["proxy"], name: Reference(f"${{oc.env:{name}_proxy}}")}
     if "params" in kept:
         kept["params"] = _referring(kept["params"], ("params",))
     return kept

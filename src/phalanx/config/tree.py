@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from .. import secret
+
 
 @dataclass(frozen=True)
 class Leaf:
@@ -75,5 +77,7 @@ def origin_of(item: Tree | Leaf) -> str:
 
 
 def show(value: Any) -> str:
-    """`value` as messages name it."""
+    """`value` as messages name it; one with a secret in it they don't repeat."""
+    if secret.within(str(value)) is not None:
+        return repr(secret.HIDDEN)
     return repr(str(value)) if isinstance(value, str) else repr(value)

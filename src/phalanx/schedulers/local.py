@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 
-from .. import engines, shell
+from .. import conda, engines, shell
 from ..config import RESERVED, Loaded, save_run_config
 from ..containers import probe
 from ..errors import MissingExtraError, PlanError
@@ -171,6 +171,11 @@ def _check_python(plan: LaunchPlan) -> None:
         if plan.allocation is None and shutil.which(program) is None:
             raise PlanError(f"{program} is not on PATH: load its module, or use --runtime venv")
         return
+    if plan.config.conda and not conda.is_folder(plan.config.conda):
+        raise PlanError(
+            f"conda={plan.config.conda!r} is a name, which only a job's script looks up: give the environment's folder "
+            "here (conda info --envs lists them)"
+        )
     if plan.python != sys.executable:
         if shutil.which(plan.python) is None:
             raise PlanError(f"there is no python at {plan.python}: set venv to a virtual environment's folder")
