@@ -297,6 +297,171 @@ def test_commands_that_are_no_python_script_run_once_a_rank(batch_node):
     assert [words for words, _ in seen] == [["0"], ["again"], ["1"], ["again"]]
 
 
+PYTHON = """#!/bin/bash
+if [ "$1" = -c ]; then [ -z "${NO_PHALANX:-}" ]; exit; fi
+export PYTHON_IS="${0%/bin/*}"
+exec rank "$@"
+"""
+# What `conda shell.bash hook` prints is a function `conda`; this one knows one environment.
+CONDA = """#!/bin/bash
+[ "$1 $2" = "shell.bash hook" ] || { echo "run conda init" >&2; exit 1; }
+echo 'conda() { [ "$1 $2" = "activate train" ] && export PATH="$ENVS/train/bin:$PATH"; }'
+"""
+
+
+def program_at(path, text):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+
+
+def test_the_python_of_the_command_is_the_one_of_the_job_after_modules_and_the_users_lines(batch_node, tmp_path):
+    """`module` puts a tool on PATH, which the line before needs in order to find the Python."""
+    program_at(tmp_path / "mine" / "bin" / "python", PYTHON)
+    program_at(tmp_path / "tools" / "whereis-python", f"#!/bin/bash\necho {tmp_path}/mine/bin\n")
+    module = f'module() {{ if [ "$1" = load ]; then PATH="{tmp_path}/tools:$PATH"; fi; }}\nexport -f module'
+    program_at(tmp_path / "setup", module)
+    before = 'before=PATH="$(whereis-python):$PATH"'
+    around = {"BASH_ENV": str(tmp_path / "setup")}
+    done, seen = batch_node(
+        "nproc=1", "launcher=srun", "modules.load=tool", before, "training_cmd=python train.py", around=around
+    )
+    assert done.returncode == 0, done.stderr
+    assert [variables["PYTHON_IS"] for _, variables in seen] == [str(tmp_path / "mine")] * 2
+
+
+def test_a_python_without_phalanx_ends_the_job_and_is_named(batch_node, tmp_path):
+    program_at(tmp_path / "bin" / "python", PYTHON)
+    done, seen = batch_node("nproc=1", "launcher=srun", "training_cmd=python train.py", around={"NO_PHALANX": "1"})
+    assert (done.returncode, seen) == (2, [])
+    assert str(tmp_path / "bin" / "python") in done.stderr
+    assert (tmp_path / "run" / "jobs" / "70001.exit").read_text().strip() == "2"
+
+
+@pytest.mark.parametrize("command", ["train.py", "python train.py", "torchrun --nproc_per_node 1 train.py"])
+def test_a_conda_environment_is_entered_by_its_name(batch_node, tmp_path, command):
+    program_at(tmp_path / "bin" / "conda", CONDA)
+    program_at(tmp_path / "envs" / "train" / "bin" / "python", PYTHON)
+    around = {"ENVS": str(tmp_path / "envs"), "CONDA_EXE": ""}
+    words = ["nproc=1", "launcher=srun", "conda=train", f"training_cmd={command}"]
+    if "torchrun" in command:
+        words.remove("launcher=srun")
+    done, seen = batch_node(*words, around=around)
+    assert done.returncode == 0, done.stderr
+    assert [variables["PYTHON_IS"] for _, variables in seen] == [str(tmp_path / "envs" / "train")] * 2
+    done, _ = batch_node(*words[:-2], "conda=other", words[-1], around=around)
+    assert done.returncode == 2
+    assert "conda environment other" in done.stderr
+
+
+def test_a_conda_environments_folder_needs_no_conda(batch_node, tmp_path):
+    folder = tmp_path / "my envs" / "train"
+    program_at(folder / "bin" / "python", PYTHON)
+    program_at(folder / "etc" / "conda" / "activate.d" / "a.sh", 'export FROM_HOOK="$CONDA_PREFIX"')
+    done, seen = batch_node("nproc=1", "launcher=srun", f"conda={folder}")
+    assert done.returncode == 0, done.stderr
+    for _, variables in seen:
+        assert variables["PYTHON_IS"] == variables["FROM_HOOK"] == str(folder)
+        assert variables["PATH"].startswith(f"{folder}/bin:")
+    done, _ = batch_node("nproc=1", "launcher=srun", "conda=./nowhere")
+    assert (done.returncode, "nowhere is no conda environment" in done.stderr) == (2, True)
+
+
+def test_a_venv_with_conda_meta_is_a_conda_environment(tmp_path, monkeypatch):
+    from phalanx.schedulers.slurm.submit import build
+
+    (tmp_path / "env" / "conda-meta").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    facts = Facts("login", 8, 0, "/py", "Linux", "x86_64", cwd=str(tmp_path))
+    job = build(load_config((), ["venv=env"], {}), Program("t.py"), facts)
+    assert "bin/activate" not in job.script
+    assert f"CONDA_PREFIX={tmp_path}/env" in job.script
+    assert job.plan.python == f"{tmp_path}/env/bin/python"
+
+
+def test_two_environments_at_once_are_refused():
+    with pytest.raises(PlanError, match="two environments"):
+        script("venv=a", "conda=b")
+
+
+def test_a_script_behind_a_variable_is_run_as_a_script(batch_node):
+    done, seen = batch_node(
+        "nproc=1", "launcher=srun", 'training_cmd="${DIR}/my t.py" $X', around={"DIR": "/d", "X": "1 2"}
+    )
+    assert done.returncode == 0, done.stderr
+    assert [words for words, _ in seen] == [["-m", "phalanx.worker", "/d/my t.py", "1", "2"]] * 2
+
+
+def test_variables_before_a_launchers_words_are_the_ranks(batch_node):
+    done, seen = batch_node(
+        "training_cmd=OMP_NUM_THREADS=3 A='b c' srun -N2 python train.py", "launcher=srun", "python=rank"
+    )
+    assert done.returncode == 0, done.stderr
+    assert {(v["OMP_NUM_THREADS"], v["A"]) for _, v in seen} == {("3", "b c")}
+
+
+def test_a_step_of_ones_own_has_the_cpus_of_a_task_unless_the_user_says_else(batch_node):
+    line = 'exec_command=echo "cpus=${SRUN_CPUS_PER_TASK:-none}"'
+    around = {"SLURM_CPUS_PER_TASK": "4", "SRUN_CPUS_PER_TASK": "9"}  # the latter of a job around
+    done, _ = batch_node(line, around=around)
+    assert "cpus=4\n" in done.stdout
+    done, _ = batch_node(line, "before=export SRUN_CPUS_PER_TASK=2", around=around)
+    assert "cpus=2\n" in done.stdout
+    done, _ = batch_node(line, around={"SRUN_CPUS_PER_TASK": "9"})
+    assert "cpus=none\n" in done.stdout
+
+
+def test_a_job_that_lacks_a_secret_says_so_and_ends(batch_node, tmp_path):
+    words = ("nproc=1", "launcher=srun", "env.HF_TOKEN=a,b", "proxy.http=http://u:pw@h:1")
+    done, seen = batch_node(*words)
+    assert (done.returncode, seen) == (2, [])
+    assert "HF_TOKEN" in done.stderr
+    assert "http_proxy" in done.stderr
+    assert (tmp_path / "run" / "jobs" / "70001.exit").read_text().strip() == "2"
+    done, seen = batch_node(*words, around={"HF_TOKEN": "a,b", "http_proxy": "x"})
+    assert done.returncode == 0, done.stderr
+    assert seen[0][1]["HF_TOKEN"] == "a,b"
+    assert seen[0][1]["HTTP_PROXY"] == "x"
+
+
+@pytest.mark.parametrize(
+    ("export", "expected"),
+    [
+        ("NONE", "HF_TOKEN"),
+        ("NIL", "HF_TOKEN"),
+        ("ALL", "ALL"),
+        ("ALL,A=1", "ALL,A=1"),
+        ("A,B=2", "A,B=2,HF_TOKEN"),
+        ("HF_TOKEN", "HF_TOKEN"),
+    ],
+)
+def test_an_export_option_lets_secrets_pass(export, expected):
+    assert directives(script(f"export={export}", "env.HF_TOKEN=x"))["export"] == expected
+    assert directives(script(f"export={export}"))["export"] == export
+
+
+@pytest.mark.parametrize(("mode", "folder", "file"), [(None, 0o700, 0o600), ("0770", 0o770, 0o660)])
+def test_a_run_directory_that_a_job_makes_is_as_open_as_run_mode_says(batch_node, tmp_path, mode, folder, file):
+    words = [f"run_mode={mode}"] if mode else []
+    done, _ = batch_node("nproc=1", "launcher=srun", *words, argument=False)
+    assert done.returncode == 0, done.stderr
+    run_dir = tmp_path / "runs" / "train" / "job-70001"
+    assert run_dir.stat().st_mode & 0o777 == folder
+    assert (run_dir / "config.yaml").stat().st_mode & 0o777 == file
+    assert mode is None or (run_dir / "jobs" / "70001.start").stat().st_mode & file == file
+
+
+def test_shares_of_gpus_say_nothing_where_there_are_none(tmp_path):
+    site = tmp_path / "site.yaml"
+    site.write_text("mem: 64G\ncpus_per_task: 4\n")
+    files = [str(site)]
+    found = directives(script("gpus_per_node=0", "mem_per_gpu=10G", "cpus_per_gpu=3", files=files))
+    assert (found["mem"], found["cpus-per-task"]) == ("64G", "4")
+    assert not {"mem-per-gpu", "cpus-per-gpu"} & found.keys()
+    found = directives(script("gpus_per_node=2", "mem_per_gpu=10G", "cpus_per_gpu=3", files=files))
+    assert (found["mem-per-gpu"], found["cpus-per-gpu"], found.get("mem")) == ("10G", "3", None)
+
+
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
