@@ -23,7 +23,8 @@ BIN = Path(sys.executable).parent
 HERE = Path(__file__).resolve().parent
 # The machine's own settings must not change what is measured.
 ENVIRON = {name: value for name, value in os.environ.items() if not name.startswith("PHALANX_")}
-ENVIRON["XDG_CONFIG_HOME"] = str(HERE)
+_CONFIG_HOME = tempfile.TemporaryDirectory()  # a browser writes there too; removed with the process
+ENVIRON["XDG_CONFIG_HOME"] = _CONFIG_HOME.name
 sys.path.insert(0, str(HERE))
 
 from measuring import look_seconds, step_seconds  # noqa: E402

@@ -123,6 +123,40 @@ def test_a_preview_touches_nothing(tmp_path, capsys, monkeypatch):
     assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.parametrize("text", ["pins.txt", "/etc/pins", "requirements.in", "here"])
+def test_pips_constraints_are_no_features_of_nodes(tmp_path, capsys, text):
+    (tmp_path / "here").write_text("torch==2.7\n")
+    code, out, err = preview(capsys, "--cpu", "new", "--constraint", text)
+    assert (code, out) == (2, "")
+    assert f"--pip-constraint {text}" in err
+    assert preview(capsys, "--cpu", "new", "--constraint", "a100&ib")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "controller"),
+    [
+        (["nodes=1", "nproc=2"], "GLOO"),  # by horovodrun
+        (["nodes=2", "nproc=2"], "MPI"),  # by srun
+        (["nodes=2", "strategy=horovod", "launcher=srun"], "MPI"),
+        (["nodes=1", "launcher=mpirun"], "MPI"),
+        (["nodes=1", "launcher=horovodrun", "nproc=2"], "GLOO"),
+        (["nodes=2", "launcher=torchrun"], "GLOO"),
+    ],
+)
+def test_horovod_gets_the_controller_of_the_launcher_that_the_job_will_use(capsys, words, controller):
+    code, out, err = preview(capsys, "--cpu", "new", "--with", "horovod", "device=cpu", *words)
+    assert code == 0, err
+    assert f"export HOROVOD_WITH_{controller}=" in out
+
+
+def test_a_job_that_builds_has_no_secret_in_its_script(capsys):
+    code, out, _ = preview(capsys, "--cpu", "new", "env.HF_TOKEN=hush", "proxy.https=http://u:hush@h:1", "env.A=1")
+    assert code == 0
+    assert "hush" not in out
+    assert "missing+=' HF_TOKEN'" in out
+    assert "export A=1" in out
+
+
 def test_path_and_extras_stand_anywhere(capsys, tmp_path):
     texts = {
         preview(capsys, *words)[1]

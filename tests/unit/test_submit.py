@@ -315,3 +315,73 @@ def test_a_dry_run_that_cannot_be_one_is_refused(slurm, words, said):
     assert done.returncode == 2
     assert said in done.stderr
     assert not (slurm.work / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["train.py", "--preview"], "--preview"),
+        (["train.py", "--no-submit-job", "--x"], "--no-submit-job"),
+        (["train.py", "--a", "-N", "2"], "-N"),
+        (["train.py", "--nproc=2"], "--nproc=2"),
+    ],
+)
+def test_options_of_ours_after_the_script_are_warned_of(slurm, words, said):
+    done = slurm("device=cpu", *words)
+    assert done.returncode == 0, done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if "after train.py" in line]
+    assert line.startswith(f"warning: {said} after train.py")
+
+
+def test_options_that_the_script_has_itself_are_not_warned_of(slurm):
+    (slurm.work / "train.py").write_text("parser.add_argument('--wait')\nparser.add_argument(\"-t\")\n")
+    done = slurm("device=cpu", "train.py", "--wait", "-t", "5", "--epochs", "3")
+    assert "after train.py" not in done.stderr
+
+
+SECRET = (
+    "device=cpu",
+    "launcher=srun",
+    "env.HF_TOKEN=hush,1",
+    "proxy.http=http://u:hush@h:1",
+    "params.key_token=hush2",
+)
+
+
+def handed(slurm, number):
+    text = (slurm.stub / f"{number}.env").read_text()
+    return dict(pair.split("=", 1) for pair in text.split("\0")[:-1])
+
+
+def test_secrets_are_handed_over_in_the_environment_and_stand_nowhere_else(slurm):
+    done = slurm(*SECRET, "train.py", SBATCH_EXPORT="NONE")
+    assert done.returncode == 0, done.stderr
+    environment = handed(slurm, 1)
+    assert environment["HF_TOKEN"] == "hush,1"
+    assert environment["http_proxy"] == "http://u:hush@h:1"
+    assert environment["SECRET_PARAMS_KEY_TOKEN"] == "hush2"
+    assert set(environment["SBATCH_EXPORT"].split(",")) == {"HF_TOKEN", "http_proxy", "SECRET_PARAMS_KEY_TOKEN"}
+    assert "hush" not in "".join(argv(slurm, 1)) + done.stdout + done.stderr
+    written = [path for path in slurm.work.rglob("*") if path.is_file()]
+    assert [path for path in written if "hush" in path.read_text()] == []
+    (run_dir,) = (slurm.work / "runs" / "train").iterdir()
+    assert run_dir.stat().st_mode & 0o777 == 0o700
+    assert {path.stat().st_mode & 0o777 for path in run_dir.rglob("*") if path.is_file()} == {0o600}
+
+
+def test_a_script_that_is_only_saved_says_what_it_needs(slurm):
+    done = slurm(*SECRET, "--no-submit-job", "train.py")
+    assert done.returncode == 0, done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if "secret" in line]
+    assert all(name in line for name in ("HF_TOKEN", "http_proxy", "SECRET_PARAMS_KEY_TOKEN"))
+
+
+def test_a_python_of_the_command_without_phalanx_is_refused_where_it_is_known(slurm):
+    other = slurm.stub.parent / "bin" / "python9"
+    other.write_text("#!/bin/sh\nexit 0\n")
+    other.chmod(0o755)
+    done = slurm("device=cpu", "training_cmd=python9 train.py")
+    assert (done.returncode, "python9" in done.stderr, "has no phalanx" in done.stderr) == (2, True, True)
+    assert "none on PATH" in slurm("device=cpu", "training_cmd=python8 train.py").stderr
+    for known_there in ("modules.load=x", "before=. x"):  # then only the job knows
+        assert slurm("device=cpu", known_there, "training_cmd=python9 train.py").returncode == 0

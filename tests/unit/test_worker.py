@@ -340,6 +340,18 @@ def test_the_local_rank_that_deepspeeds_launcher_adds_reaches_the_scripts_that_t
     assert done.stdout == f"{received}\n", done.stderr
 
 
+def test_words_that_a_launcher_was_not_to_see_arrive_as_they_were(tmp_path: Path) -> None:
+    script = write(tmp_path / "own.py", "import sys; print(sys.argv[1:])")
+    words = ["--h", "-m", "", "a b", "=x", "--"]
+    done = run("--local_rank=1", "=", f"={script}", *(f"={word}" for word in words), rank=0)
+    assert done.stdout == f"{words}\n"
+
+
+def test_a_script_for_torchs_old_launcher_gets_its_local_rank(tmp_path: Path) -> None:
+    script = write(tmp_path / "old.py", "import sys; print(sys.argv[1:]) or '--local_rank'")
+    assert run(script, "--x", rank=0, PHALANX_LOCAL_RANK_OPTION="1").stdout == "['--local_rank=0', '--x']\n"
+
+
 def test_a_command_gets_no_local_rank_option() -> None:
     done = run("--local_rank=0", "--exec", "echo", "--local_rank", rank=0)
     assert done.stdout == "--local_rank\n", done.stderr
