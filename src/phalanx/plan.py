@@ -75,9 +75,10 @@ class LaunchPlan:
 
     @property
     def secrets(self) -> dict[str, Word]:
-        """The variables that a job must find in the environment of its submission: no file has them."""
-        proxies = {name: word(text) for name, text in hidden.proxies(self.config).items()}
-        return {**proxies, **secret.only(self.environment)}
+        """The variables that a launch must find in its environment, a job in that of its submission."""
+        job = not self.local and self.allocation is None  # proxies are those of jobs
+        proxies = hidden.proxies(self.config) if job else {}
+        return {**{name: word(text) for name, text in proxies.items()}, **secret.only(self.environment)}
 
     def in_run_dir(self, run_dir: str) -> LaunchPlan:
         """The same plan once its run directory exists."""

@@ -16,6 +16,7 @@ from torch.distributed.algorithms.join import Join, Joinable
 
 from ..comm import naming
 from ..config import JobConfig
+from ..config.hidden import referring
 from ..errors import UsageError
 from ..records import Metric
 from ..topology import Topology
@@ -51,7 +52,7 @@ class Run:
         self.grad_norm: Tensor | None = None
         """The total gradient norm that the last clipping found."""
         names = self.config.trackers if self.is_main else ()
-        self._trackers = Copies(names, self.run_dir, lambda: self.config.model_dump(mode="json"))
+        self._trackers = Copies(names, self.run_dir, lambda: referring(self.config.model_dump(mode="json")))
 
     # Who and where.
 

@@ -179,6 +179,11 @@ def _check_python(plan: LaunchPlan) -> None:
     if plan.python != sys.executable:
         if shutil.which(plan.python) is None:
             raise PlanError(f"there is no python at {plan.python}: set venv to a virtual environment's folder")
+        if "/" not in plan.python and engines.folder_of(plan.python, "phalanx") == "":
+            raise PlanError(
+                f"training_cmd starts {plan.python}, and {shutil.which(plan.python)} has no phalanx, which the ranks "
+                f"need: set python={sys.executable}, or give the script alone (training_cmd: train.py)"
+            )
     elif plan.launcher == "torchrun" and find_spec("torch") is None:
         raise MissingExtraError("launcher torchrun needs torch, not installed here: pip install 'phalanx[torch]'")
 

@@ -14,7 +14,7 @@ from ...errors import PlanError
 from ...rundir import write_atomic
 from . import client, outcome
 from .jobs import OurJob
-from .submit import submission_environment
+from .submit import submission_environment, with_secrets
 
 _OUTPUT = re.compile(r"^#SBATCH --output[= ]", re.MULTILINE)
 
@@ -31,11 +31,15 @@ def check(job: OurJob) -> None:
 
 def check_secrets(run_dir: Path, environ: Mapping[str, str]) -> None:
     """What a run directory doesn't keep must be in the environment. Raises PlanError that names what isn't."""
-    kept = outcome.plan_of(run_dir)
-    hidden = [name for name, text in kept.get("environment", {}).items() if text == secret.HIDDEN]
-    missing = [name for name in dict.fromkeys([*hidden, *kept.get("secrets", [])]) if name not in environ]
+    missing = [name for name in _secrets(run_dir) if name not in environ]
     if missing:
         raise PlanError(f"{', '.join(missing)}: secret, so not kept in {run_dir}: set it in the environment, and retry")
+
+
+def _secrets(run_dir: Path) -> list[str]:
+    kept = outcome.plan_of(run_dir)
+    hidden = [name for name, text in kept.get("environment", {}).items() if text == secret.HIDDEN]
+    return list(dict.fromkeys([*hidden, *kept.get("secrets", [])]))
 
 
 def resubmit(job: OurJob) -> str:
@@ -44,7 +48,8 @@ def resubmit(job: OurJob) -> str:
     words = [str(job.run_dir / "job.sh"), str(job.run_dir)]
     if not _OUTPUT.search(script):
         words.insert(0, f"--output={str(job.run_dir).replace('%', '%%')}/slurm-%j.out")
-    job_id = client.submit(words, submission_environment(script))
+    names = {name: os.environ[name] for name in _secrets(job.run_dir)}
+    job_id = client.submit(words, with_secrets(submission_environment(script), names))
     note = json.loads((job.run_dir / "jobs" / f"{job.job_id}.json").read_text(encoding="utf-8"))
     note |= {"job_id": job_id, "submitted": time.time(), "chain": None}
     write_atomic(job.run_dir / "jobs" / f"{job_id}.json", json.dumps(note))
