@@ -14,9 +14,19 @@ from pathlib import PurePath
 from .shell import Sh, Word
 from .shellwords import ShellWord, split
 
-_AGENTS = ("torch.distributed.run", "torch.distributed.launch")
 _MPI = ("mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prun")
 _NAMES = ("torchrun", "srun", "horovodrun", "deepspeed", *_MPI)
+_OLD = "torch.distributed.launch"
+_MODULES = {
+    "torch.distributed.run": "torchrun",
+    _OLD: _OLD,
+    "accelerate.commands.launch": "accelerate",
+    "deepspeed.launcher.runner": "deepspeed",
+    "horovod.runner.launch": "horovodrun",
+}
+# Those that have no counterpart here.
+_OTHERS = ("jsrun", "aprun", "composer", "torchx")
+_RAYS = ("job", "start", "submit", "exec", "up")
 # Programs that start another, in whose words a launcher may stand.
 _AROUND = ("env", "exec", "time", "nohup", "nice", "timeout", "numactl", "apptainer", "singularity", "podman", "docker")
 # Variables that say what the settings say anyway.
@@ -43,18 +53,22 @@ class Call:
 
 def is_launcher(words: list[ShellWord]) -> bool:
     """Whether a command begins with a launcher."""
+    return _named(words) is not None
+
+
+def _named(words: list[ShellWord]) -> tuple[str, list[ShellWord]] | None:
+    """The launcher's name and its words; one that is called as a module of Python's goes by the same name."""
     texts = [word.literal or "" for word in words]
     name = PurePath(texts[0]).name
-    if name == "accelerate":
-        return texts[1:2] == ["launch"]
-    return name in _NAMES or (name.startswith("python") and _agent(texts) is not None)
-
-
-def _agent(texts: list[str]) -> int | None:
-    """Where the words after `python -m torch.distributed.run` begin."""
-    index = 2 if texts[1:2] == ["-u"] else 1
-    ours = texts[index : index + 1] == ["-m"] and "".join(texts[index + 1 : index + 2]) in _AGENTS
-    return index + 2 if ours else None
+    if name in _NAMES or name in _OTHERS or (name == "ray" and texts[1:2] and texts[1] in _RAYS):
+        return name, words[1:]
+    if name == "accelerate" and texts[1:2] == ["launch"]:
+        return name, words[2:]
+    start = 2 if texts[1:2] == ["-u"] else 1
+    if name.startswith("python") and texts[start : start + 1] == ["-m"] and len(texts) > start + 1:
+        module = _MODULES.get(texts[start + 1])
+        return (module, words[start + 2 :]) if module else None
+    return None
 
 
 def hidden_in(text: str) -> str | None:
@@ -65,7 +79,7 @@ def hidden_in(text: str) -> str | None:
         places = range(len(words)) if around else range(min(len(words), 1))
         for index in places:
             if is_launcher(words[index:]):
-                return _refusal(words[index].text, "it stands among other commands")
+                return _refusal(words[index].bare, "it stands among other commands")
     return None
 
 
@@ -79,44 +93,49 @@ def _refusal(name: str, why: str) -> str:
 
 def take_apart(words: list[ShellWord]) -> Call:
     """The call that a launcher's words mean. Raises Uncertain."""
-    texts = [word.literal or "" for word in words]
-    name = PurePath(texts[0]).name
+    name, rest = _named(words) or ("", words)
     try:
-        if name == "accelerate":
-            return _finished(_accelerate(words[2:]), words[0])
         if name == "srun":
-            return _srun(words[1:])
-        if name == "horovodrun":
-            return _finished(_read(words[1:], _HOROVODRUN, {"launcher": "horovodrun", "strategy": "horovod"}), words[0])
-        if name == "deepspeed":
-            return _finished(_read(words[1:], _DEEPSPEED, {"launcher": "deepspeed"}), words[0])
+            return _srun(rest)
         if name in _MPI:
-            return _read(words[1:], _MPIRUN, {"launcher": "mpirun"})
-        return _torchrun(words, texts, name)
+            return _read(rest, _MPIRUN, {"launcher": "mpirun"})
+        return _by_python(_start(name, rest), words[0])
     except Uncertain as error:
         raise Uncertain(_refusal(name, str(error))) from None
 
 
-def _finished(call: Call, program: ShellWord) -> Call:
-    """A launcher that is a Python script has the Python beside it; it starts scripts by that."""
-    beside = PurePath(program.literal or "")
-    call.python = call.python or (str(beside.with_name("python")) if len(beside.parts) > 1 else "python")
+def _start(name: str, words: list[ShellWord]) -> Call:
+    if name == "accelerate":
+        return _torchruns(_read(words, _ACCELERATE, {"launcher": "torchrun"}))
+    if name == "horovodrun":
+        return _read(words, _HOROVODRUN, {"launcher": "horovodrun", "strategy": "horovod"})
+    if name == "deepspeed":
+        return _read(words, _DEEPSPEED, {"launcher": "deepspeed"})
+    if name not in ("torchrun", _OLD):
+        raise Uncertain("its words aren't known here")
+    call = _torchruns(_read(words, _TORCHRUN, {"launcher": "torchrun"}))
+    by_variable = call.environment.pop("use-env", None)
+    if name == _OLD and by_variable is None:  # it gives the local rank to scripts as an argument
+        call.environment["PHALANX_LOCAL_RANK_OPTION"] = "1"
     return call
 
 
-def _torchrun(words: list[ShellWord], texts: list[str], name: str) -> Call:
-    start = 1 if name == "torchrun" else _agent(texts) or 1
-    call = _read(words[start:], _TORCHRUN, {"launcher": "torchrun"})
+def _torchruns(call: Call) -> Call:
+    """One that takes any file for a script, and would start a single rank where none is said."""
     call.script_only = True
-    if "nproc_per_node" not in call.said:
-        call.said["nproc_per_node"] = ""  # torchrun itself would start one; see settle
-    if _AGENTS[1] in texts[:start] and not call.environment.pop("use-env", None):
-        call.environment["PHALANX_LOCAL_RANK_OPTION"] = "1"  # this one gives it to scripts as an argument
-    call.environment.pop("use-env", None)
-    if name != "torchrun":
-        call.python = texts[0]
-        return call
-    return _finished(call, words[0])
+    if not {"total", "nproc_per_node"} & call.said.keys():
+        call.said["nproc_per_node"] = ""
+    return call
+
+
+def _by_python(call: Call, program: ShellWord) -> Call:
+    """A launcher that is a Python script has its Python beside it, and starts scripts by that."""
+    path = PurePath(program.literal or "")
+    if path.name.startswith("python"):
+        call.python = str(path)
+    else:
+        call.python = str(path.with_name("python")) if len(path.parts) > 1 else "python"
+    return call
 
 
 def _srun(words: list[ShellWord]) -> Call:
@@ -131,14 +150,6 @@ def _srun(words: list[ShellWord]) -> Call:
     if tasks[0] != "1" or tasks[1] != outer.said.get("nodes", ""):
         raise Uncertain("srun starts several agents on a node")
     return replace(inner, said={**outer.said, **inner.said})
-
-
-def _accelerate(words: list[ShellWord]) -> Call:
-    call = _read(words, _ACCELERATE, {"launcher": "torchrun"})
-    if "total" not in call.said:
-        call.said["nproc_per_node"] = ""
-    call.script_only = True
-    return call
 
 
 Action = Callable[[Call, str, ShellWord], None]

@@ -69,6 +69,12 @@ def test_more_than_one_command_is_none(text):
             "t.py",
             {"launcher": "horovodrun", "strategy": "horovod", "total": "2"},
         ),
+        (
+            "python -m torch.distributed.launch --use_env --nproc_per_node 2 t.py",
+            "t.py",
+            {**TORCHRUN, "nproc_per_node": "2"},
+        ),
+        ("python -u -m accelerate.commands.launch --num_processes 2 t.py", "t.py", {**TORCHRUN, "total": "2"}),
         ("OMP_NUM_THREADS=2 A='b c' torchrun --nproc_per_node 2 t.py", "t.py", {**TORCHRUN, "nproc_per_node": "2"}),
     ],
 )
@@ -93,6 +99,8 @@ def test_a_launchers_line_is_a_script_and_settings(text, script, said):
         "module load a; srun python t.py",
         "torchrun --nproc_per_node 2 t.py | tee log",
         "time torchrun --nproc_per_node 2 t.py",
+        "ray job submit -- python t.py",
+        "jsrun -n 2 python t.py",
         "A=1 apptainer exec x.sif torchrun --nproc_per_node 2 t.py",
     ],
 )
@@ -109,6 +117,12 @@ def test_a_launchers_line_that_is_not_certain_is_refused_for_several_ranks(text,
 )
 def test_a_launchers_name_among_the_words_is_no_launch(text):
     assert from_training_cmd(text).refusal is None
+
+
+def test_the_old_launcher_gives_the_local_rank_to_scripts_as_an_argument():
+    for text, given in (("", {"PHALANX_LOCAL_RANK_OPTION": "1"}), ("--use_env ", {})):
+        program = from_training_cmd(f"python -m torch.distributed.launch {text}--nproc_per_node 2 t.py")
+        assert dict(program.environment) == given
 
 
 def settings(*words):
