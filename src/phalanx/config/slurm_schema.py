@@ -142,7 +142,7 @@ class SlurmSettings(Section):
     shebang: str = Field(default="/bin/bash", description="interpreter of batch scripts, after #!")
     sacct: Literal["auto", "true", "false"] = Field(default="auto", description="whether sacct works here")
 
-    before: str | None = Field(default=None, description="shell lines before modules and environment")
+    before: str | None = Field(default=None, description="shell lines after the modules, before the environment")
     after: str | None = Field(default=None, description="shell lines after the training; can't change the exit code")
     pre_exec_file: str | None = Field(default=None, description="file of shell lines that stand after `before`")
     exec_command: str | None = Field(default=None, description="shell lines instead of the launch")
