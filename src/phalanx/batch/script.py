@@ -15,6 +15,7 @@ from .directives import directives
 from .environment import modules, proxies, tmpdir
 
 _END_OF_CONFIG = "END_OF_CONFIG"
+_EXIT = 'echo "$status" >"$PHALANX_RUN_DIR/jobs/$SLURM_JOB_ID.exit"'
 
 
 @dataclass(frozen=True)
@@ -41,11 +42,12 @@ def render_script(plan: LaunchPlan, settings: str, inserts: Inserts | None = Non
         _environment(plan),
         _venv(plan),
         tmpdir(plan.config.tmpdir),
+        _claim(plan),
         _rendezvous(plan),
         _launch(plan, inserts.launch),
         _dry_run(plan),
         _after(plan.config.after),
-        ['echo "$status" >"$PHALANX_RUN_DIR/jobs/$SLURM_JOB_ID.exit"', 'exit "$status"'],
+        [_EXIT, '[ -z "$claim" ] || : >"$claim"', 'exit "$status"'],
     ]
     return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
 
@@ -117,6 +119,17 @@ def _venv(plan: LaunchPlan) -> list[str]:
     if not plan.config.venv or plan.runtime != "venv":
         return []
     return ["# Virtual environment", f". {shlex.quote(str(PurePath(plan.cwd, plan.config.venv, 'bin/activate')))}"]
+
+
+def _claim(plan: LaunchPlan) -> list[str]:
+    """Whether this job may run here; `phalanx submit` names the job before it in a chain as the second argument. Where
+    Python can't be started (the user's own lines may not need it), the job runs unclaimed."""
+    ask = render([plan.host_python, "-m", "phalanx.claims", Sh('"$PHALANX_RUN_DIR" "${2:-}"')])
+    return [
+        "# One attempt at a time in a run directory, and none after the one that ends a chain",
+        f"claim=$({ask})",
+        f'case $claim in "end "*) status=${{claim#end }}; {_EXIT}; exit "$status" ;; esac',
+    ]
 
 
 def _rendezvous(plan: LaunchPlan) -> list[str]:
