@@ -17,6 +17,7 @@ from phalanx.cli.main import main
 from phalanx.config import load_config
 from phalanx.records import RecordWriter
 from phalanx.schedulers import local_notes, series
+from phalanx.processes import started
 from phalanx.schedulers.local_notes import Note, Runner
 from phalanx.schedulers.slurm.jobs import OurJob, select
 
@@ -312,7 +313,7 @@ def test_local_members_are_listed_with_state_and_progress(member, capsys):
 def test_cancel_ends_the_process_that_was_written_down_and_no_other(member, capsys):
     now = time.time()
     with subprocess.Popen(["sleep", "60"]) as other, subprocess.Popen(["sleep", "60"]) as process:
-        runner = Runner(platform.node(), process.pid, local_notes._started(process.pid))
+        runner = Runner(platform.node(), process.pid, started(process.pid))
         running, waiting = member("a", runner, began=now), member("b", runner)
         member("c", Runner(platform.node(), other.pid, "1"), began=now)
         assert main(["cancel", "s-1"]) == 0

@@ -128,7 +128,11 @@ def _claim(plan: LaunchPlan) -> list[str]:
     return [
         "# One attempt at a time in a run directory, and none after the one that ends a chain",
         f"claim=$({ask})",
-        f'case $claim in "end "*) status=${{claim#end }}; {_EXIT}; exit "$status" ;; esac',
+        "case $claim in",
+        f'  "end "*) status=${{claim#end }}; {_EXIT}; exit "$status" ;;',
+        "  *.released) ;;",
+        "  *) claim= ;;  # it could not be asked",
+        "esac",
     ]
 
 

@@ -1,8 +1,9 @@
-"""`python -m phalanx.claims RUN_DIR [JOB]`: what a job's script asks before it starts ranks. JOB is the one before it in
-a chain.
+"""`python -m phalanx.claims RUN_DIR [JOB]`: what a job's script asks before it starts ranks. JOB is the
+one before it in a chain.
 
-Prints the file to make when the ranks have ended, or `end CODE` where there is nothing to run: another attempt runs in
-the directory, or the chain has ended with JOB. The reason goes to stderr, and to `jobs/<id>.notrun` for `phalanx status`.
+Prints the file to make when the ranks have ended, or `end CODE` where there is nothing to run: another
+attempt runs in the directory, or the chain has ended with JOB. The reason goes to stderr, and to
+`jobs/<id>.notrun` for `phalanx status`.
 """
 
 from __future__ import annotations

@@ -30,7 +30,8 @@ def why_held(holder: Holder, me: Holder, run_dir: Path) -> str | None:
 
 
 def _inherits(holder: Holder, me: Holder) -> bool:
-    """The same claim or process, a restart of its job, the job after it in a chain, or a launch within the job itself."""
+    """The same claim or process, a restart of its job, the job after it in a chain, or a launch within
+    the job itself."""
     if holder.token == me.token or (holder.process is not None and holder.process == me.process):
         return True
     if holder.job is None or me.job is None:

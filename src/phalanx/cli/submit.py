@@ -35,6 +35,7 @@ save_dir and submit it; the last line on stdout is the job's id. generate-slurm 
       --chain N          N jobs, each of which goes on where the one before stopped
       --wait             wait for the end; the exit code is the job's
       --force            submit what looks impossible: files or nodes that can't be seen from here
+      --take-over        with --resume: though another attempt may still run in the run directory
   -N -n -t -p -A -J …    as sbatch has them; any long option of sbatch is a setting too
 
 {options}
@@ -45,7 +46,7 @@ examples:
   phalanx submit -c job.yaml --mode scaling-test --scalability-nodes 1,2,4"""
 
 _SBATCHS = ("-N", "-n", "-t", "-p", "-A", "--nodes", "--ntasks", "--time", "--partition", "--account")
-_FLAGS = ("preview", "yes", "wait", "force")
+_FLAGS = ("preview", "yes", "wait", "force", "take-over")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -75,7 +76,7 @@ def main(argv: Sequence[str]) -> int:
 def _wait(ids: list[str], plan: LaunchPlan) -> int:
     """Wait, and say of those that failed what `phalanx status` would."""
     code = wait_for(ids, plan.config.sacct)
-    ours = [job for job in our_jobs.known(Path(plan.cwd, plan.config.run_root)) if job.job_id in ids] if code else []
+    ours = our_jobs.of_ids(Path(plan.cwd, plan.config.run_root), ids) if code else []
     for job in our_jobs.with_states(ours, plan.config.sacct):
         failed = outcome.failure(job)
         for line in failed.lines if failed else ():
@@ -125,7 +126,7 @@ def _members(scanned: Scanned, request: Request, facts: Facts) -> list[submit.Jo
 def carry_out(jobs: list[submit.Job], flags: frozenset[str] = frozenset(), chain: int = 1) -> list[str]:
     """Print, save and submit as `save_script` and `submit_job` say; returns the ids of submitted jobs."""
     config = jobs[0].loaded.config
-    _say(jobs)
+    _say(jobs, chain)
     if not config.save_script and not config.submit_job:
         for job in jobs:
             sys.stdout.write(job.script)
@@ -135,10 +136,10 @@ def carry_out(jobs: list[submit.Job], flags: frozenset[str] = frozenset(), chain
     if config.save_script:
         for job in jobs:
             print(f"script: {submit.save(job)}", file=sys.stderr)
-    return _submit(jobs, chain) if config.submit_job else []
+    return _submit(jobs, chain, "take-over" in flags) if config.submit_job else []
 
 
-def _say(jobs: list[submit.Job]) -> None:
+def _say(jobs: list[submit.Job], chain: int) -> None:
     """On stderr, so that a preview on stdout is the script alone."""
     said: set[str] = set()
     for job in jobs:
@@ -146,7 +147,7 @@ def _say(jobs: list[submit.Job]) -> None:
             if line not in said:
                 print(f"{job.name}: {line}" if len(jobs) > 1 else f"note: {line}", file=sys.stderr)
                 said.add(line)
-    for warning in dict.fromkeys(warning for job in jobs for warning in submit.warnings(job)):
+    for warning in dict.fromkeys(warning for job in jobs for warning in submit.warnings(job, chain)):
         print(f"warning: {warning}", file=sys.stderr)
 
 
@@ -180,13 +181,13 @@ def _confirm(count: int, node_hours: float) -> None:
         raise UsageError("nothing was submitted")
 
 
-def _submit(jobs: list[submit.Job], chain: int) -> list[str]:
+def _submit(jobs: list[submit.Job], chain: int, take_over: bool) -> list[str]:
     """Submit one by one; if one is refused, say what was submitted before it."""
     ids: list[str] = []
     try:
         for number, job in enumerate(jobs, 1):
             before = len(ids)
-            run_dir = submit.submit(job, ids, chain)
+            run_dir = submit.submit(job, ids, chain, take_over)
             count = f"[{number}/{len(jobs)}] " if len(jobs) > 1 else ""
             print(f"{count}{job.name}: job {' '.join(ids[before:])} in {run_dir}", file=sys.stderr, flush=True)
     except BaseException:

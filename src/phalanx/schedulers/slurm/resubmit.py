@@ -12,21 +12,22 @@ from pathlib import Path
 from ... import secret
 from ...errors import PlanError
 from ...rundir import write_atomic
-from . import client, outcome
+from . import client, identity, in_use, outcome
 from .jobs import OurJob
 from .submit import submission_environment
 
 _OUTPUT = re.compile(r"^#SBATCH --output[= ]", re.MULTILINE)
 
 
-def check(job: OurJob) -> None:
-    """Raise PlanError for a run whose job can't be submitted once more."""
+def check(job: OurJob, sacct: str, take_over: bool) -> None:
+    """Raise PlanError for a run whose job can't be submitted once more; `take_over`: also where one may still run."""
     if job.run_dir.name.startswith("array-"):
         task = job.run_dir.name.removeprefix("array-")
         raise PlanError(f"job {job.job_id} is a task of an array: submit that one anew, with --array {task}")
     if not (job.run_dir / "job.sh").is_file() or not (job.run_dir / "jobs" / f"{job.job_id}.json").is_file():
         raise PlanError(f"{job.run_dir} has no job.sh of phalanx submit: submit its script by sbatch, as before")
     check_secrets(job.run_dir, os.environ)
+    in_use.check(job.run_dir, None, sacct, take_over)
 
 
 def check_secrets(run_dir: Path, environ: Mapping[str, str]) -> None:
@@ -43,8 +44,8 @@ def resubmit(job: OurJob) -> str:
     words = [str(job.run_dir / "job.sh"), str(job.run_dir)]
     if not _OUTPUT.search(script):
         words.insert(0, f"--output={str(job.run_dir).replace('%', '%%')}/slurm-%j.out")
-    job_id = client.submit(words, submission_environment(script))
+    job_id, cluster = client.submit_to(words, submission_environment(script))
     note = json.loads((job.run_dir / "jobs" / f"{job.job_id}.json").read_text(encoding="utf-8"))
-    note |= {"job_id": job_id, "submitted": time.time(), "chain": None}
+    note |= {"job_id": job_id, "submitted": time.time(), "chain": None, **identity.of_new(job_id, cluster)}
     write_atomic(job.run_dir / "jobs" / f"{job_id}.json", json.dumps(note))
     return job_id

@@ -27,7 +27,7 @@ from ...shell import evaluate
 from ...uses_api import check_dry_run
 from ..local import with_source, without_other_launches
 from ..source import save_snapshot, save_source, tracked
-from . import client
+from . import client, identity, in_use
 from .output import before_submission, expand_pattern, unknown_patterns
 
 _DRY_TIME, _DRY_SECONDS = "00:15:00", 900
@@ -166,10 +166,15 @@ def _check_snapshot(plan: LaunchPlan) -> None:
         raise PlanError(f"snapshot=true copies what git tracks, and {plan.script!r} is not: git add it")
 
 
-def warnings(job: Job) -> list[str]:
+def warnings(job: Job, chain: int = 1) -> list[str]:
     """What may be meant, but often isn't."""
     config = job.loaded.config
     found = []
+    if chain > 1 and config.checkpoint.every_steps is None:
+        found.append(
+            f"--chain {chain} without checkpoint.every_steps: each job begins anew, unless the script saves by itself "
+            "(run.save())"
+        )
     if job.plan.cpus_per_node is None and job.plan.launcher != "python":
         found.append("cpus_per_task is unset: Slurm gives a task one CPU, which all ranks of a node then share")
     if config.time is None:
@@ -182,8 +187,9 @@ def warnings(job: Job) -> list[str]:
     return found
 
 
-def submit(job: Job, ids: list[str], chain: int = 1) -> Path:
-    """Make the run directory, which is returned, and submit; `chain` jobs run there one after the other.
+def submit(job: Job, ids: list[str], chain: int = 1, take_over: bool = False) -> Path:
+    """Make the run directory, which is returned, and submit; `chain` jobs run there one after the other. `take_over`:
+    also where an attempt may still run.
 
     Each job's id is appended to `ids` at once. Raises PlanError if the directory can't be made, SchedulerError with
     sbatch's words if it refuses; a run directory without a job is not left behind.
@@ -193,6 +199,8 @@ def submit(job: Job, ids: list[str], chain: int = 1) -> Path:
         job = replace(job, loaded=with_source(job.loaded, job.plan.name))
     old = config.resume is not None and not config.dry_run
     run_dir = find_run_dir(config.run_root, job.plan.name, config.resume or "") if old else None
+    if run_dir is not None:
+        in_use.check(run_dir, config.sbatch.dependency, config.sacct, take_over)
     run_dir = run_dir or new_run_dir(Path(job.plan.cwd, config.run_root), job.plan.name)
     hidden = {name: evaluate(value) for name, value in secret.only(job.plan.environment).items()}
     environment = submission_environment(job.script) | hidden
@@ -200,14 +208,32 @@ def submit(job: Job, ids: list[str], chain: int = 1) -> Path:
     try:
         _write(job, run_dir)
         for link in range(chain):
-            after = client.submit(_words(job, run_dir, after), environment)
+            after, cluster = client.submit_to(_words(job, run_dir, after), environment)
             ids.append(after)
-            _note_job(job, run_dir, after, (link + 1, chain) if chain > 1 else None)
+            _note_job(job, run_dir, (after, cluster), (link + 1, chain) if chain > 1 else None)
     except BaseException:
         if not old and after is None:
             discard(run_dir)
         raise
     return run_dir
+
+
+def submit_script(job: Job) -> str:
+    """Submit a job that trains nothing, with a run directory for `phalanx status`; the job's id.
+
+    Raises SchedulerError with sbatch's words.
+    """
+    run_dir = new_run_dir(Path(job.plan.cwd, job.loaded.config.run_root), job.plan.name)
+    try:
+        write_atomic(run_dir / "job.sh", job.script)
+        (run_dir / "jobs").mkdir()
+        _make_output_folders(job)
+        new = client.submit_to(_words(job, run_dir, None), submission_environment(job.script))
+    except BaseException:
+        discard(run_dir)
+        raise
+    _note_job(job, run_dir, new, None)
+    return new[0]
 
 
 def _write(job: Job, run_dir: Path) -> None:
@@ -261,7 +287,7 @@ def _words(job: Job, run_dir: Path, after: str | None) -> list[str]:
         )
     if after is not None:
         words.append(f"--dependency=afterany:{after}")
-    return [*words, str(run_dir / "job.sh"), str(run_dir)]
+    return [*words, str(run_dir / "job.sh"), str(run_dir), *([after] if after is not None else [])]
 
 
 def submission_environment(script: str, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
@@ -278,7 +304,9 @@ def submission_environment(script: str, environ: Mapping[str, str] = os.environ)
     }
 
 
-def _note_job(job: Job, run_dir: Path, job_id: str, chain: tuple[int, int] | None) -> None:
+def _note_job(job: Job, run_dir: Path, new: tuple[str, str | None], chain: tuple[int, int] | None) -> None:
+    """`new` is the job's id, and its cluster's name if sbatch told it."""
+    job_id = new[0]
     note = {
         "v": 1,
         "job_id": job_id,
@@ -288,5 +316,6 @@ def _note_job(job: Job, run_dir: Path, job_id: str, chain: tuple[int, int] | Non
         "submitted": time.time(),
         "nodes": job.plan.nodes,
         "chain": chain,
+        **identity.of_new(*new),
     }
     write_atomic(run_dir / "jobs" / f"{job_id}.json", json.dumps(note))
