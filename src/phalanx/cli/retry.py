@@ -47,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
     runs = jobs.newest(jobs.with_states(wanted.chosen(), wanted.config.sacct))
     failed = [run for run in runs if run.failed]
     if not failed:
-        said = ", ".join(f"{run.name} is {run.state.state}" for run in runs)
+        said = ", ".join(f"{run.name} is {_state(run)}" for run in runs)
         print(f"nothing to retry: {said}")
         return 0
     local = [run for run in failed if run.local is not None]
@@ -57,6 +57,11 @@ def main(argv: Sequence[str]) -> int:
         claims.check(run.run_dir, take_over)
     _submit([run for run in failed if run.local is None], wanted.config.sacct, take_over)
     return max((_run_local(one, wanted) for one in planned.items()), default=0)
+
+
+def _state(run: OurJob) -> str:
+    unknown = run.state.state == "UNKNOWN" and run.state.reason
+    return f"UNKNOWN ({run.state.reason})" if unknown else run.state.state
 
 
 def _submit(failed: list[OurJob], sacct: str, take_over: bool) -> None:

@@ -136,7 +136,7 @@ def carry_out(jobs: list[submit.Job], flags: frozenset[str] = frozenset(), chain
     if config.save_script:
         for job in jobs:
             print(f"script: {submit.save(job)}", file=sys.stderr)
-    return _submit(jobs, chain, "take-over" in flags) if config.submit_job else []
+    return _submit(jobs, chain) if config.submit_job else []
 
 
 def _say(jobs: list[submit.Job], chain: int) -> None:
@@ -154,6 +154,8 @@ def _say(jobs: list[submit.Job], chain: int) -> None:
 def _check(jobs: list[submit.Job], flags: frozenset[str], chain: int) -> None:
     """All that can be known before anything is written or submitted."""
     client.require("sbatch")
+    for job in jobs:
+        submit.check_free(job, "take-over" in flags)
     if "force" not in flags:
         partitions = client.partitions()
         for job in jobs:
@@ -181,13 +183,13 @@ def _confirm(count: int, node_hours: float) -> None:
         raise UsageError("nothing was submitted")
 
 
-def _submit(jobs: list[submit.Job], chain: int, take_over: bool) -> list[str]:
+def _submit(jobs: list[submit.Job], chain: int) -> list[str]:
     """Submit one by one; if one is refused, say what was submitted before it."""
     ids: list[str] = []
     try:
         for number, job in enumerate(jobs, 1):
             before = len(ids)
-            run_dir = submit.submit(job, ids, chain, take_over)
+            run_dir = submit.submit(job, ids, chain)
             count = f"[{number}/{len(jobs)}] " if len(jobs) > 1 else ""
             print(f"{count}{job.name}: job {' '.join(ids[before:])} in {run_dir}", file=sys.stderr, flush=True)
     except BaseException:

@@ -187,9 +187,17 @@ def warnings(job: Job, chain: int = 1) -> list[str]:
     return found
 
 
-def submit(job: Job, ids: list[str], chain: int = 1, take_over: bool = False) -> Path:
-    """Make the run directory, which is returned, and submit; `chain` jobs run there one after the other. `take_over`:
-    also where an attempt may still run.
+def check_free(job: Job, take_over: bool) -> None:
+    """Whether the run that the job goes on with is free for it. Raises InUseError; `take_over`: also where an attempt
+    may still run."""
+    config = job.loaded.config
+    if config.resume is not None and not config.dry_run:
+        run_dir = find_run_dir(config.run_root, job.plan.name, config.resume)
+        in_use.check(run_dir, config.sbatch.dependency, config.sacct, take_over)
+
+
+def submit(job: Job, ids: list[str], chain: int = 1) -> Path:
+    """Make the run directory, which is returned, and submit; `chain` jobs run there one after the other.
 
     Each job's id is appended to `ids` at once. Raises PlanError if the directory can't be made, SchedulerError with
     sbatch's words if it refuses; a run directory without a job is not left behind.
@@ -199,8 +207,6 @@ def submit(job: Job, ids: list[str], chain: int = 1, take_over: bool = False) ->
         job = replace(job, loaded=with_source(job.loaded, job.plan.name))
     old = config.resume is not None and not config.dry_run
     run_dir = find_run_dir(config.run_root, job.plan.name, config.resume or "") if old else None
-    if run_dir is not None:
-        in_use.check(run_dir, config.sbatch.dependency, config.sacct, take_over)
     run_dir = run_dir or new_run_dir(Path(job.plan.cwd, config.run_root), job.plan.name)
     hidden = {name: evaluate(value) for name, value in secret.only(job.plan.environment).items()}
     environment = submission_environment(job.script) | hidden
