@@ -45,7 +45,7 @@ export TORCHINDUCTOR_CACHE_DIR="$TMPDIR/inductor"
 mkdir -p "$TMPDIR"
 
 # One attempt at a time in a run directory, and none after the one that ends a chain
-claim=$(/py/bin/python -m phalanx.claims "$PHALANX_RUN_DIR" "${2:-}")
+claim=$(/py/bin/python -m phalanx.claims "$PHALANX_RUN_DIR")
 case $claim in
   "end "*) status=${claim#end }; echo "$status" >"$PHALANX_RUN_DIR/jobs/$SLURM_JOB_ID.exit"; exit "$status" ;;
   *.released) ;;

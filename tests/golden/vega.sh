@@ -34,7 +34,7 @@ export PHALANX_LAUNCH_ID="$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}.$$"
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$((${SLURM_CPUS_ON_NODE:-1} / 4 > 1 ? ${SLURM_CPUS_ON_NODE:-1} / 4 : 1))}"
 
 # One attempt at a time in a run directory, and none after the one that ends a chain
-claim=$(/py/bin/python -m phalanx.claims "$PHALANX_RUN_DIR" "${2:-}")
+claim=$(/py/bin/python -m phalanx.claims "$PHALANX_RUN_DIR")
 case $claim in
   "end "*) status=${claim#end }; echo "$status" >"$PHALANX_RUN_DIR/jobs/$SLURM_JOB_ID.exit"; exit "$status" ;;
   *.released) ;;

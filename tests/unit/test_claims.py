@@ -313,7 +313,7 @@ def job(tmp_path, monkeypatch):
 
 
 def test_a_job_is_told_which_file_to_make_at_its_end(tmp_path, job):
-    released = __main__.main([str(tmp_path), ""])
+    released = __main__.main(tmp_path)
     assert released == str(tmp_path / "claims" / "1.released")
     said = json.loads((tmp_path / "claims" / "1.json").read_text())
     assert (said["job"]["cluster"], said["job"]["number"], said["process"]) == ("alpha", "13", None)
@@ -333,7 +333,8 @@ def test_a_chain_ends_with_what_ended_well_or_failed(tmp_path, job, capsys, left
     for name, text in left.items():
         (job / name).write_text(text + "\n")
     (job / "13.exit").write_text("1\n")  # of an earlier start
-    assert __main__.main([str(tmp_path), "12"]) == (answer or str(tmp_path / "claims" / "1.released"))
+    (job / "13.json").write_text(json.dumps({"job_id": "13", "after": "12"}))
+    assert __main__.main(tmp_path) == (answer or str(tmp_path / "claims" / "1.released"))
     assert not (job / "13.exit").exists()
     if reason:
         assert reason in capsys.readouterr().err
@@ -343,5 +344,5 @@ def test_a_chain_ends_with_what_ended_well_or_failed(tmp_path, job, capsys, left
 
 def test_a_job_whose_directory_is_in_use_ends_before_its_launch(tmp_path, job, capsys):
     held_by(tmp_path, process=process_of(os.getppid()))
-    assert __main__.main([str(tmp_path), ""]) == "end 2"
+    assert __main__.main(tmp_path) == "end 2"
     assert "is in use" in (job / "13.notrun").read_text()

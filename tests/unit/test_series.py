@@ -15,9 +15,9 @@ import yaml
 
 from phalanx.cli.main import main
 from phalanx.config import load_config
+from phalanx.processes import started
 from phalanx.records import RecordWriter
 from phalanx.schedulers import local_notes, series
-from phalanx.processes import started
 from phalanx.schedulers.local_notes import Note, Runner
 from phalanx.schedulers.slurm.jobs import OurJob, select
 

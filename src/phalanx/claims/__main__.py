@@ -1,15 +1,17 @@
-"""`python -m phalanx.claims RUN_DIR [JOB]`: what a job's script asks before it starts ranks. JOB is the
-one before it in a chain.
+"""`python -m phalanx.claims RUN_DIR`: what a job's script asks before it starts ranks.
 
 Prints the file to make when the ranks have ended, or `end CODE` where there is nothing to run: another
-attempt runs in the directory, or the chain has ended with JOB. The reason goes to stderr, and to
-`jobs/<id>.notrun` for `phalanx status`.
+attempt runs in the directory, or the chain has ended with the job before this one. The reason goes to
+stderr, and to `jobs/<id>.notrun` for `phalanx status`.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import sys
+import time
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,10 +19,12 @@ from ..errors import PlanError
 from . import take
 from .holder import of_batch_script
 
+_NOTE_COMES = 5.0  # seconds after a job's beginning within which its submission is noted
 
-def main(arguments: list[str]) -> str:
-    """The answer. Raises PlanError for a directory that can't be written."""
-    run_dir, after = Path(arguments[0]), arguments[1] if len(arguments) > 1 and arguments[1] else None
+
+def main(run_dir: Path) -> str:
+    """The answer. Raises OSError for a directory that can't be written."""
+    after = predecessor(run_dir, os.environ)
     own = run_dir / "jobs" / os.environ.get("SLURM_JOB_ID", "none")
     for left in (".exit", ".stopped", ".notrun"):  # by an earlier start of the job
         own.with_suffix(left).unlink(missing_ok=True)
@@ -35,6 +39,30 @@ def main(arguments: list[str]) -> str:
     with suppress(OSError):
         own.with_suffix(".notrun").write_text(reason + "\n", encoding="utf-8")
     return f"end {code}"
+
+
+def predecessor(run_dir: Path, environ: Mapping[str, str]) -> str | None:
+    """The job before this one in a chain, by what `phalanx submit` noted; for a task of an array, the one
+    that ran in its directory."""
+    own, array = environ.get("SLURM_JOB_ID", "none"), environ.get("SLURM_ARRAY_JOB_ID")
+    after = _note((run_dir.parent if array else run_dir) / "jobs", array or own).get("after")
+    if after is None or array is None:
+        return after
+    others = [path for path in (run_dir / "jobs").glob("*.start") if path.stem != own]
+    return max(others, key=lambda path: path.stat().st_mtime).stem if others else None
+
+
+def _note(folder: Path, job: str) -> dict[str, str | None]:
+    """A job may begin before its submission is noted; one that was submitted by hand has no note."""
+    end = time.monotonic() + _NOTE_COMES
+    while any(folder.glob("*.json")):
+        with suppress(OSError, ValueError):
+            note = json.loads((folder / f"{job}.json").read_text(encoding="utf-8"))
+            return note if isinstance(note, dict) else {}
+        if time.monotonic() > end:
+            break
+        time.sleep(0.1)
+    return {}
 
 
 def chain_end(run_dir: Path, job: str) -> tuple[int, str] | None:
@@ -52,4 +80,4 @@ def chain_end(run_dir: Path, job: str) -> tuple[int, str] | None:
 
 
 if __name__ == "__main__":
-    print(main(sys.argv[1:]))
+    print(main(Path(sys.argv[1])))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...claims import cluster_name
 from ...errors import PhalanxError
+from ...rundir import write_atomic
 from . import client
 
 if TYPE_CHECKING:
@@ -23,9 +26,18 @@ def here() -> str | None:
     return cluster_name(os.environ)
 
 
-def of_new(job_id: str, cluster: str | None) -> dict[str, Any]:
-    """What is kept with the number of a job just submitted, as far as Slurm tells: `cluster` is the one that sbatch
-    named, if it did."""
+def keep(path: Path, note: dict[str, Any], new: tuple[str, str | None]) -> None:
+    """Write down a job just submitted, at once, and then with what Slurm says of it. `new` is its id, and its cluster's
+    name if sbatch told it. What an earlier job of this number left is not this one's."""
+    if path.exists():
+        for left in (".start", ".exit", ".stopped", ".notrun"):
+            path.with_suffix(left).unlink(missing_ok=True)
+    write_atomic(path, json.dumps({**note, "cluster": new[1]}))
+    write_atomic(path, json.dumps({**note, **_told(*new)}))
+
+
+def _told(job_id: str, cluster: str | None) -> dict[str, Any]:
+    """`cluster` is the one that sbatch named, if it did."""
     mine = here()
     kept: dict[str, Any] = {"cluster": cluster or mine}
     if cluster in (None, mine):

@@ -189,7 +189,7 @@ def elsewhere(job_id: str) -> OurJob | None:
     if said is None:
         return None
     # The run directory is the script's own folder and its argument.
-    match = re.fullmatch(r"(?P<dir>.+)/job\.sh (?P=dir)( \d+)?", said.command or "")
+    match = re.fullmatch(r"(?P<dir>.+)/job\.sh (?P=dir)", said.command or "")
     job = read_note(Path(match["dir"], "jobs", f"{said.base}.json")) if match else None
     if job is None:
         raise PlanError(

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from ... import secret
 from ...errors import PlanError
-from ...rundir import write_atomic
 from . import client, identity, in_use, outcome
 from .jobs import OurJob
 from .submit import submission_environment
@@ -44,8 +43,8 @@ def resubmit(job: OurJob) -> str:
     words = [str(job.run_dir / "job.sh"), str(job.run_dir)]
     if not _OUTPUT.search(script):
         words.insert(0, f"--output={str(job.run_dir).replace('%', '%%')}/slurm-%j.out")
-    job_id, cluster = client.submit_to(words, submission_environment(script))
+    new = client.submit_to(words, submission_environment(script))
     note = json.loads((job.run_dir / "jobs" / f"{job.job_id}.json").read_text(encoding="utf-8"))
-    note |= {"job_id": job_id, "submitted": time.time(), "chain": None, **identity.of_new(job_id, cluster)}
-    write_atomic(job.run_dir / "jobs" / f"{job_id}.json", json.dumps(note))
-    return job_id
+    note |= {"job_id": new[0], "submitted": time.time(), "chain": None, "after": None}
+    identity.keep(job.run_dir / "jobs" / f"{new[0]}.json", note, new)
+    return new[0]

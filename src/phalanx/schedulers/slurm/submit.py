@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -214,9 +213,10 @@ def submit(job: Job, ids: list[str], chain: int = 1) -> Path:
     try:
         _write(job, run_dir)
         for link in range(chain):
-            after, cluster = client.submit_to(_words(job, run_dir, after), environment)
-            ids.append(after)
-            _note_job(job, run_dir, (after, cluster), (link + 1, chain) if chain > 1 else None)
+            new = client.submit_to(_words(job, run_dir, after), environment)
+            ids.append(new[0])
+            _note_job(job, run_dir, new, (link + 1, chain) if chain > 1 else None, after)
+            after = new[0]
     except BaseException:
         if not old and after is None:
             discard(run_dir)
@@ -238,7 +238,7 @@ def submit_script(job: Job) -> str:
     except BaseException:
         discard(run_dir)
         raise
-    _note_job(job, run_dir, new, None)
+    _note_job(job, run_dir, new)
     return new[0]
 
 
@@ -293,7 +293,7 @@ def _words(job: Job, run_dir: Path, after: str | None) -> list[str]:
         )
     if after is not None:
         words.append(f"--dependency=afterany:{after}")
-    return [*words, str(run_dir / "job.sh"), str(run_dir), *([after] if after is not None else [])]
+    return [*words, str(run_dir / "job.sh"), str(run_dir)]
 
 
 def submission_environment(script: str, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
@@ -310,8 +310,14 @@ def submission_environment(script: str, environ: Mapping[str, str] = os.environ)
     }
 
 
-def _note_job(job: Job, run_dir: Path, new: tuple[str, str | None], chain: tuple[int, int] | None) -> None:
-    """`new` is the job's id, and its cluster's name if sbatch told it."""
+def _note_job(
+    job: Job,
+    run_dir: Path,
+    new: tuple[str, str | None],
+    chain: tuple[int, int] | None = None,
+    after: str | None = None,
+) -> None:
+    """`new` is the job's id, and its cluster's name if sbatch told it; `after` is the job before it in the chain."""
     job_id = new[0]
     note = {
         "v": 1,
@@ -322,6 +328,6 @@ def _note_job(job: Job, run_dir: Path, new: tuple[str, str | None], chain: tuple
         "submitted": time.time(),
         "nodes": job.plan.nodes,
         "chain": chain,
-        **identity.of_new(*new),
+        "after": after,
     }
-    write_atomic(run_dir / "jobs" / f"{job_id}.json", json.dumps(note))
+    identity.keep(run_dir / "jobs" / f"{job_id}.json", note, new)
