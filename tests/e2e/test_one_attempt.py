@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from phalanx import claims
 from tests.e2e.tools import alive, command, ignoring, phalanx, start, wait_for
 
 pytestmark = pytest.mark.slow
@@ -129,21 +130,16 @@ def test_a_killed_command_is_not_said_to_run(work, script):
 
 
 def test_scripts_that_no_command_of_ours_started_claim_too(work):
-    """By `python`, with the run that `init` is to go on with in its arguments."""
-    text = (
-        "import os, sys, time, phalanx\nfrom pathlib import Path\n"
-        "run = phalanx.init(device='cpu', name='s', **({'resume': 'latest'} if sys.argv[2:] else {}))\n"
-        "Path('pid').write_text(str(os.getpid()))\ntime.sleep(float(sys.argv[1]))\nrun.close()\n"
-    )
-    (work / "s.py").write_text(text)
-    with subprocess.Popen([sys.executable, "s.py", "60"], preexec_fn=ignoring()) as first:
-        wait_for(lambda: Path("pid").exists() and Path("pid").read_text())
-        second = start(sys.executable, "s.py", "0", "resume")
-        assert (second.returncode, f"is in use: pid {first.pid}" in second.stderr) == (1, True)
-        first.kill()
-    third = start(sys.executable, "s.py", "0", "resume")
-    assert third.returncode == 0, third.stderr
-    assert sorted(path.name for path in (run_dir(work) / "claims").iterdir()) == ["1.json", "2.json", "2.released"]
+    """By `python`, with the run to go on with in what `init` is given."""
+    there = work / "runs" / "s" / "20260101-000000-aaaa"
+    there.mkdir(parents=True)
+    (work / "s.py").write_text("import phalanx\nphalanx.init(device='cpu', name='s', resume='latest').close()\n")
+    with claims.claimed(there, claims.of_this_process()):
+        refused = start(sys.executable, "s.py")
+    assert (refused.returncode, f"is in use: pid {os.getpid()}" in refused.stderr) == (1, True)
+    assert start(sys.executable, "s.py").returncode == 0
+    files = ["1.json", "1.released", "2.json", "2.released"]
+    assert sorted(path.name for path in (there / "claims").iterdir()) == files
 
 
 def test_a_run_without_its_folder_is_noted_nowhere(work):
