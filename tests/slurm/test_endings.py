@@ -161,7 +161,7 @@ def test_a_chained_job_goes_on_where_the_one_before_stopped_and_is_the_last_that
 def test_a_failure_ends_its_chain(jobs: Jobs) -> None:
     first, second = jobs.failing
     assert jobs.user.cluster.wait(second, timeout=200)["ExitCode"] == "1:0"
-    assert jobs.user.output("bad").count("ValueError: bad batch\n") == 1
+    assert jobs.user.output("bad").count("Traceback (most recent call last)") == 1
     said = jobs.user.phalanx("status", "bad").stdout
     assert f"not run: job {first} before it in the chain failed with exit code 1" in said
 

@@ -13,6 +13,7 @@ from .holder import Job
 _PATIENCE = 30.0  # seconds for an answer
 _QUIET = 60.0  # seconds without a sign of life, before a job that Slurm doesn't know counts as forgotten after its end
 _SKEW = 60.0  # seconds that clocks may differ
+_answered: dict[tuple[str, ...], str] = {}  # one question a process, however many jobs it looks at
 _ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "DEADLINE",
           "OUT_OF_MEMORY", "REVOKED")  # fmt: skip
 
@@ -38,8 +39,14 @@ def cluster_name(environ: Mapping[str, str]) -> str | None:
     """The cluster around this process, or else the one that Slurm's commands talk to; None without one."""
     if "SLURM_JOB_ID" in environ and environ.get("SLURM_CLUSTER_NAME"):
         return environ["SLURM_CLUSTER_NAME"]
-    found = re.search(r"^ClusterName\s*=\s*(\S+)", _scontrol("show", "config") or "", re.MULTILINE)
-    return found[1] if found else None
+    place = tuple(environ.get(name, "") for name in ("PATH", "SLURM_CONF", "SLURM_CLUSTERS"))
+    if place not in _answered:
+        said = _scontrol("show", "config") or ""
+        found = re.search(r"^ClusterName\s*=\s*(\S+)", said, re.MULTILINE)
+        if found is None:
+            return None
+        _answered[place] = found[1]
+    return _answered[place]
 
 
 def _scontrol(*words: str) -> str | None:
