@@ -69,8 +69,12 @@ export PHALANX_LAUNCH_ID="$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}.$$"
 . /home/me/project/envs/hpc/bin/activate
 
 # One attempt at a time in a run directory, and none after the one that ends a chain
-claim=$(/home/me/project/envs/hpc/bin/python -m phalanx.claims "$PHALANX_RUN_DIR" "${2:-}")
-case $claim in "end "*) status=${claim#end }; echo "$status" >"$PHALANX_RUN_DIR/jobs/$SLURM_JOB_ID.exit"; exit "$status" ;; esac
+claim=$(/home/me/project/envs/hpc/bin/python -m phalanx.claims "$PHALANX_RUN_DIR")
+case $claim in
+  "end "*) status=${claim#end }; echo "$status" >"$PHALANX_RUN_DIR/jobs/$SLURM_JOB_ID.exit"; exit "$status" ;;
+  *.released) ;;
+  *) claim= ;;  # it could not be asked
+esac
 
 # The agents' meeting point: this node, and a port of the job's own below the ephemeral ones
 PHALANX_RDZV_HOST="$(node="${SLURMD_NODENAME:-$(hostname)}"; echo "${node%%.*}"i"${node#"${node%%.*}"}")"

@@ -62,8 +62,12 @@ export PHALANX_EXPECTED_WORLD_SIZE=8
 export PHALANX_LAUNCH_ID="$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}.$$"
 
 # One attempt at a time in a run directory, and none after the one that ends a chain
-claim=$(/py/bin/python -m phalanx.claims "$PHALANX_RUN_DIR" "${2:-}")
-case $claim in "end "*) status=${claim#end }; echo "$status" >"$PHALANX_RUN_DIR/jobs/$SLURM_JOB_ID.exit"; exit "$status" ;; esac
+claim=$(/py/bin/python -m phalanx.claims "$PHALANX_RUN_DIR")
+case $claim in
+  "end "*) status=${claim#end }; echo "$status" >"$PHALANX_RUN_DIR/jobs/$SLURM_JOB_ID.exit"; exit "$status" ;;
+  *.released) ;;
+  *) claim= ;;  # it could not be asked
+esac
 
 # Launch
 # shellcheck disable=SC2046  # one word a variable
