@@ -14,6 +14,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,9 @@ def attempt(run_dir: Path, status: int, environ: Mapping[str, str]) -> verdict.A
 def _note_stop(ended: verdict.Attempt, environ: Mapping[str, str]) -> None:
     """For the next job of a chain: what Slurm or the user stopped, or a lost node, may go on; a failure may not."""
     stopped = verdict.judge(ended)[1]
-    if stopped is not None and "SLURM_JOB_ID" in environ:
+    if stopped is None or "SLURM_JOB_ID" not in environ:
+        return
+    with suppress(OSError):
         (ended.run_dir / "jobs" / f"{environ['SLURM_JOB_ID']}.stopped").write_text(
             stopped.what + "\n", encoding="utf-8"
         )

@@ -31,7 +31,8 @@ def why_unfinished(job: Job, since: float, silence: float) -> str | None:
         return f"Slurm doesn't answer whether job {job.number} has ended"
     fields = _fields(said)
     if not fields or _another(job, since, fields):
-        return None if silence > _QUIET else "Slurm doesn't know the job, whose last sign of life is too new for that"
+        forgotten = f"Slurm doesn't know the job, which wrote something within the last {_QUIET:g} s"
+        return None if silence > _QUIET else forgotten
     return None if fields["JobState"] in _ENDED else f"Slurm says that the job is {fields['JobState']}"
 
 

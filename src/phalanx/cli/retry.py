@@ -95,7 +95,7 @@ def _plan(run: OurJob) -> Planned:
     note = run.local
     assert note is not None
     resubmit.check_secrets(run.run_dir, os.environ)
-    if note.allocation is None and not note.runner.here:
+    if note.allocation is None and note.runner.host != platform.node():
         raise PlanError(f"{run.name} ran on host {note.runner.host}, and this is {platform.node()}: retry it there")
     if not Path(note.cwd).is_dir():
         raise PlanError(f"{run.name} was started in {note.cwd}, which is no folder any more: start it anew")

@@ -79,6 +79,7 @@ def _as_dict(job: OurJob) -> dict[str, Any]:
         "job_name": job.job_name,
         "series": job.series,
         "chain": job.chain,
+        "cluster": job.cluster,
         "submitted": job.submitted,
         "state": state.state,
         "reason": state.reason,
