@@ -16,6 +16,7 @@ import pytest
 from phalanx import claims
 from phalanx.claims import Holder, InUseError, Job, __main__, holder
 from phalanx.processes import Process, this_place, this_process
+from phalanx.schedulers.slurm import jobs
 from tests.unit.slurm_programs import Programs
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
@@ -346,3 +347,20 @@ def test_a_job_whose_directory_is_in_use_ends_before_its_launch(tmp_path, job, c
     held_by(tmp_path, process=process_of(os.getppid()))
     assert __main__.main(tmp_path) == "end 2"
     assert "is in use" in (job / "13.notrun").read_text()
+
+
+def test_a_directory_named_by_a_number_is_not_another_jobs_of_that_number(tmp_path, job, monkeypatch):
+    """As `sbatch FILE` makes it, on two clusters that share a file system, and after a counter's reset."""
+    run_dir = tmp_path / "job-13"
+    (run_dir / "jobs").mkdir(parents=True)
+    claimed = str(run_dir / "claims")
+    assert __main__.main(run_dir) == f"{claimed}/1.released"
+    (run_dir / "claims" / "1.released").touch()
+    assert __main__.main(run_dir) == "end 2"  # the number again, and no restart
+    assert "another job with this number" in (run_dir / "jobs" / "13.notrun").read_text()
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    assert __main__.main(run_dir) == f"{claimed}/2.released"
+    monkeypatch.setenv("SLURM_CLUSTER_NAME", "beta")
+    assert __main__.main(run_dir) == "end 2"
+    (found,) = jobs.of_run(run_dir)
+    assert (found.job_id, found.cluster, found.by_hand) == ("13", "alpha", True)

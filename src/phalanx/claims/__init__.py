@@ -97,6 +97,12 @@ def current(run_dir: Path) -> Holder | None:
     return _holder(run_dir / FOLDER, _newest(run_dir / FOLDER))
 
 
+def first(run_dir: Path) -> Holder | None:
+    """Who began a run, be they gone or not."""
+    path = run_dir / FOLDER / "1.json"
+    return decoded(lambda: path.read_text(encoding="utf-8"), 1, 0.0) if path.exists() else None
+
+
 def _newest(folder: Path, known: int = 0) -> int:
     """The highest number, 0 if there is none. A listing may be old; asking for a name isn't."""
     with suppress(FileNotFoundError), os.scandir(folder) as entries:
@@ -156,6 +162,7 @@ __all__ = [
     "claimed",
     "cluster_name",
     "current",
+    "first",
     "job_around",
     "of_this_process",
     "take",

@@ -16,8 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from ..errors import PlanError
-from . import take
-from .holder import of_batch_script
+from . import first, take
+from .holder import Holder, of_batch_script
 
 _NOTE_COMES = 5.0  # seconds after a job's beginning within which its submission is noted
 
@@ -28,10 +28,11 @@ def main(run_dir: Path) -> str:
     own = run_dir / "jobs" / os.environ.get("SLURM_JOB_ID", "none")
     for left in (".exit", ".stopped", ".notrun"):  # by an earlier start of the job
         own.with_suffix(left).unlink(missing_ok=True)
-    ended = chain_end(run_dir, after) if after else None
+    me = of_batch_script(os.environ, after)
+    ended = (chain_end(run_dir, after) if after else None) or _of_another_job(run_dir, me, os.environ)
     try:
         if ended is None:
-            return str(take(run_dir, of_batch_script(os.environ, after)).released)
+            return str(take(run_dir, me).released)
     except PlanError as error:
         ended = error.exit_code, str(error)
     code, reason = ended
@@ -77,6 +78,18 @@ def chain_end(run_dir: Path, job: str) -> tuple[int, str] | None:
     if left.with_suffix(".stopped").exists():
         return None
     return code, f"job {job} before it in the chain failed with exit code {code}, which a further job would repeat"
+
+
+def _of_another_job(run_dir: Path, me: Holder, environ: Mapping[str, str]) -> tuple[int, str] | None:
+    """Under plain `sbatch FILE` the directory is named by the job's number, which another job had before
+    this one on another cluster, or before its counter began anew."""
+    named = f"job-{environ.get('SLURM_ARRAY_JOB_ID') or environ.get('SLURM_JOB_ID')}"
+    began = first(run_dir) if named in (run_dir.name, run_dir.parent.name) else None
+    if began is None or began.job is None or me.job is None:
+        return None
+    if began.job.same(me.job) and me.job.restart > began.job.restart:
+        return None
+    return PlanError.exit_code, f"{run_dir} is the run of another job with this number: {began.who()}; move it away"
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from ... import claims
 from ...errors import PlanError, did_you_mean
 from .. import local_notes
 from . import identity, output, states
@@ -138,7 +139,9 @@ def _by_hand(run_dir: Path) -> OurJob:
     """A saved script that was submitted by `sbatch FILE` makes its own run directory."""
     name = run_dir.parent.name
     job_id = run_dir.name.removeprefix("job-")
-    return OurJob(job_id, run_dir, name, run_dir.stat().st_ctime, job_name=name, by_hand=True)
+    began = claims.first(run_dir)
+    cluster = began.job.cluster if began and began.job else None
+    return OurJob(job_id, run_dir, name, run_dir.stat().st_ctime, job_name=name, cluster=cluster, by_hand=True)
 
 
 def select(jobs: Sequence[OurJob], target: str) -> list[OurJob]:
