@@ -184,7 +184,7 @@ def in_use(slurm, job):
 def test_a_job_for_a_run_that_has_one_is_refused_before_anything_is_written(slurm, in_use, work, capsys):
     assert submit() == 2
     error = capsys.readouterr().err
-    assert f"{in_use} is in use: job 12 is RUNNING." in error
+    assert f"{in_use} is in use: job 12 is RUNNING on node1; no sign of life yet." in error
     assert "dependency=afterany:12" in error
     assert slurm.calls("sbatch") == []
     assert not (work / "slurm-scripts").exists()

@@ -164,6 +164,7 @@ __all__ = [
     "current",
     "first",
     "job_around",
+    "last_sign",
     "of_this_process",
     "take",
 ]

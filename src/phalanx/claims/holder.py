@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import secrets
@@ -52,9 +53,9 @@ class Holder:
         job = f"job {self.job.number} of cluster {self.job.cluster or 'unknown'}" if self.job else ""
         if self.process is not None:
             within = f" in {job}" if job else ""
-            return f"pid {self.process.pid} on host {self.process.host}{within} has run there since {since}"
+            return f"pid {self.process.pid} on host {self.process.host}{within} runs there since {since}"
         if job:
-            return f"{job} ({self.host}) has run there since {since}"
+            return f"{job} ({self.host}) runs there since {since}"
         return "an attempt whose claim can't be read runs there"
 
 
@@ -102,12 +103,13 @@ def _of_text(text: str) -> Holder:
 
 def last_sign(run_dir: Path) -> str:
     """`last sign of life 4 s ago`."""
-    return f"last sign of life {max(0, round(silence(run_dir)))} s ago"
+    seconds = silence(run_dir)
+    return "no sign of life yet" if seconds == math.inf else f"last sign of life {max(0, round(seconds))} s ago"
 
 
 def silence(run_dir: Path) -> float:
     """Seconds since anything was written that an attempt writes."""
-    newest = 0.0
+    newest = -math.inf
     for folder in (run_dir / name for name in _SIGNS):
         with suppress(OSError), os.scandir(folder) as entries:
             newest = max([newest, *(entry.stat().st_mtime for entry in entries)])

@@ -16,15 +16,20 @@ def check(run_dir: Path, dependency: str | None, sacct: str, take_over: bool) ->
     after = set(re.findall(r"\d+", dependency or ""))
     unfinished = [job for job in _unfinished(run_dir, sacct) if job.job_id not in after]
     if unfinished:
-        said = ", ".join(f"job {job.job_id} is {job.state.state}" for job in unfinished)
+        said = ", ".join(map(_said, unfinished))
         raise claims.InUseError(
-            f"{run_dir} is in use: {said}. Two jobs would overwrite each other's checkpoints. Wait for the "
-            f"end, or phalanx cancel {run_dir.name}; a job that is to go on afterwards is submitted with "
-            f"--chain, or with dependency=afterany:{unfinished[-1].job_id}"
+            f"{run_dir} is in use: {said}; {claims.last_sign(run_dir)}. Two jobs would overwrite each "
+            f"other's checkpoints. Wait for the end, or phalanx cancel {run_dir.name}; a job that is to go on "
+            f"afterwards is submitted with --chain, or with dependency=afterany:{unfinished[-1].job_id}"
         )
     holder = claims.current(run_dir)
     if holder is None or holder.job is None or holder.job.number not in after:
         claims.check(run_dir, take_over)
+
+
+def _said(job: jobs.OurJob) -> str:
+    where = f" on {job.state.hosts}" if job.state.hosts else ""
+    return f"job {job.job_id} is {job.state.state}{where}"
 
 
 def _unfinished(run_dir: Path, sacct: str) -> list[jobs.OurJob]:
