@@ -38,9 +38,9 @@ class Jobs:
 def jobs(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jobs]:
     user = User(cluster, tmp_path_factory.mktemp("endings"), "work")
     late = start_with_a_minute(user)
-    again = {launcher: long_job(user, "again", launcher, STEPS) for launcher in LAUNCHERS}
-    cancelled = {launcher: long_job(user, "cancelled", launcher, 5000) for launcher in CANCELLED}
     chain, failing = chained(user), failing_chain(user)
+    cancelled = {launcher: long_job(user, "cancelled", launcher, 5000) for launcher in CANCELLED}
+    again = {launcher: long_job(user, "again", launcher, STEPS) for launcher in LAUNCHERS}  # watched at once
     actions = {f"again-{name}": lambda job=job: requeue(cluster, job) for name, job in again.items()}
     when_at_step(5, user, {**actions, "c": lambda: cluster.ctl("scancel", chain[0])})
     yield Jobs(user, late, chain, failing, again, cancelled)
