@@ -12,9 +12,9 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Process:
-    """A process of some host; `started` tells it from a later one with the same number. `boot` and `space` (the
-    kernel's boot and the namespace in which the number counts) tell hosts and containers of one name apart; empty:
-    not known."""
+    """A process of some host; `started` tells it from a later one with the same number. `boot` and
+    `space` (the kernel's boot and the namespace in which the number counts) tell hosts and
+    containers of one name apart; empty: not known."""
 
     host: str
     pid: int
@@ -62,7 +62,8 @@ def started(pid: int) -> str | None:
 
 
 def of_launch(launch: str) -> list[int]:
-    """The processes here that a launch has started and that are still there, as far as we may see them."""
+    """The processes here that a launch has started and that are still there, as far as we may see
+    them."""
     word = f"PHALANX_LAUNCH_ID={launch}".encode()
     found = []
     for folder in Path("/proc").glob("[0-9]*"):

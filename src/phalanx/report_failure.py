@@ -60,7 +60,8 @@ def attempt(run_dir: Path, status: int, environ: Mapping[str, str]) -> verdict.A
 
 
 def _note_stop(ended: verdict.Attempt, environ: Mapping[str, str]) -> None:
-    """For the next job of a chain: what Slurm or the user stopped, or a lost node, may go on; a failure may not."""
+    """For the next job of a chain: what Slurm or the user stopped, or a lost node, may go on; a
+    failure may not."""
     stopped = verdict.judge(ended)[1]
     if stopped is None or "SLURM_JOB_ID" not in environ:
         return

@@ -122,8 +122,8 @@ def _venv(plan: LaunchPlan) -> list[str]:
 
 
 def _claim(plan: LaunchPlan) -> list[str]:
-    """Whether this job may run here. Where Python can't be started (the user's own lines may not need it), it runs
-    unclaimed."""
+    """Whether this job may run here. Where Python can't be started (the user's own lines may not
+    need it), it runs unclaimed."""
     ask = render([plan.host_python, "-m", "phalanx.claims", Sh('"$PHALANX_RUN_DIR"')])
     return [
         "# One attempt at a time in a run directory, and none after the one that ends a chain",

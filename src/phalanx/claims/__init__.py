@@ -1,9 +1,10 @@
 """One attempt at a time in a run directory: whoever starts ranks there claims it first.
 
-`claims/<n>.json` says who does, and `claims/<n>.released` that they have ended; the highest number counts. A claim is
-taken by making the next number's file exclusively, so of several claimants one wins, also where a file system shows
-them old listings: no file is ever changed, moved or removed, so what was read of a number stays true. An unreleased
-claim gives way only if its holder is gone for certain (`held.py`), never because it is old.
+`claims/<n>.json` says who does, and `claims/<n>.released` that they have ended; the highest number
+counts. A claim is taken by making the next number's file exclusively, so of several claimants one
+wins, also where a file system shows them old listings: no file is ever changed, moved or removed,
+so what was read of a number stays true. An unreleased claim gives way only if its holder is gone
+for certain (`held.py`), never because it is old.
 
 Standard library only: the batch script of a job claims too (`__main__.py`).
 """
@@ -44,13 +45,15 @@ class Claim:
         return self.folder / f"{self.number}.released"
 
     def release(self) -> None:
-        """A full disk must not turn a training that ended well into an error: the holder's end tells too."""
+        """A full disk must not turn a training that ended well into an error: the holder's end
+        tells too."""
         with suppress(OSError):
             self.released.touch()
 
 
 def take(run_dir: Path, me: Holder, take_over: bool = False) -> Claim:
-    """Claim a run directory. `take_over`: also from a holder that may still run, by the user's word.
+    """Claim a run directory. `take_over`: also from a holder that may still run, by the user's
+    word.
 
     Raises InUseError that names who runs there, PlanError where the directory can't be written.
     """
@@ -81,7 +84,8 @@ def claimed(run_dir: Path, me: Holder, take_over: bool = False) -> Iterator[Clai
 
 
 def check(run_dir: Path, take_over: bool = False) -> None:
-    """Whether a launch to come may run there. Raises InUseError if another attempt does; `take_over` ends its claim."""
+    """Whether a launch to come may run there. Raises InUseError if another attempt does;
+    `take_over` ends its claim."""
     me = of_this_process()
     if take_over:
         take(run_dir, me, take_over=True).release()

@@ -1,8 +1,8 @@
 """`python -m phalanx.claims RUN_DIR`: what a job's script asks before it starts ranks.
 
-Prints the file to make when the ranks have ended, or `end CODE` where there is nothing to run: another
-attempt runs in the directory, or the chain has ended with the job before this one. The reason goes to
-stderr, and to `jobs/<id>.notrun` for `phalanx status`.
+Prints the file to make when the ranks have ended, or `end CODE` where there is nothing to run:
+another attempt runs in the directory, or the chain has ended with the job before this one. The
+reason goes to stderr, and to `jobs/<id>.notrun` for `phalanx status`.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def main(run_dir: Path) -> str:
 
 
 def predecessor(run_dir: Path, environ: Mapping[str, str]) -> str | None:
-    """The job before this one in a chain, by what `phalanx submit` noted; for a task of an array, the one
-    that ran in its directory."""
+    """The job before this one in a chain, by what `phalanx submit` noted; for a task of an array,
+    the one that ran in its directory."""
     own, array = environ.get("SLURM_JOB_ID", "none"), environ.get("SLURM_ARRAY_JOB_ID")
     after = _note((run_dir.parent if array else run_dir) / "jobs", array or own).get("after")
     if after is None or array is None:
@@ -54,7 +54,8 @@ def predecessor(run_dir: Path, environ: Mapping[str, str]) -> str | None:
 
 
 def _note(folder: Path, job: str) -> dict[str, str | None]:
-    """A job may begin before its submission is noted; one that was submitted by hand has no note."""
+    """A job may begin before its submission is noted; one that was submitted by hand has no
+    note."""
     end = time.monotonic() + _NOTE_COMES
     while any(folder.glob("*.json")):
         with suppress(OSError, ValueError):
@@ -67,7 +68,8 @@ def _note(folder: Path, job: str) -> dict[str, str | None]:
 
 
 def chain_end(run_dir: Path, job: str) -> tuple[int, str] | None:
-    """Exit code and reason, if a chain ends with `job`: it left an exit code, and Slurm didn't stop it."""
+    """Exit code and reason, if a chain ends with `job`: it left an exit code, and Slurm didn't stop
+    it."""
     left = run_dir / "jobs" / job
     try:
         code = int(left.with_suffix(".exit").read_text())
@@ -81,8 +83,8 @@ def chain_end(run_dir: Path, job: str) -> tuple[int, str] | None:
 
 
 def _of_another_job(run_dir: Path, me: Holder, environ: Mapping[str, str]) -> tuple[int, str] | None:
-    """Under plain `sbatch FILE` the directory is named by the job's number, which another job had before
-    this one on another cluster, or before its counter began anew."""
+    """Under plain `sbatch FILE` the directory is named by the job's number, which another job had
+    before this one on another cluster, or before its counter began anew."""
     named = f"job-{environ.get('SLURM_ARRAY_JOB_ID') or environ.get('SLURM_JOB_ID')}"
     began = first(run_dir) if named in (run_dir.name, run_dir.parent.name) else None
     if began is None or began.job is None or me.job is None:

@@ -1,4 +1,5 @@
-"""Whether the holder of a run directory may still run: only its host or its cluster can say that it doesn't."""
+"""Whether the holder of a run directory may still run: only its host or its cluster can say that it
+doesn't."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ _PAUSE = 0.2
 
 
 def why_held(holder: Holder, me: Holder, run_dir: Path) -> str | None:
-    """Words on why the claim stands against `me`; None if its holder is gone, or `me` goes on where it was."""
+    """Words on why the claim stands against `me`; None if its holder is gone, or `me` goes on where
+    it was."""
     if _inherits(holder, me):
         return None
     if holder.process is not None and holder.process.here:
@@ -30,8 +32,8 @@ def why_held(holder: Holder, me: Holder, run_dir: Path) -> str | None:
 
 
 def _inherits(holder: Holder, me: Holder) -> bool:
-    """The same claim or process, a restart of its job, the job after it in a chain, or a launch within
-    the job itself."""
+    """The same claim or process, a restart of its job, the job after it in a chain, or a launch
+    within the job itself."""
     if holder.token == me.token or (holder.process is not None and holder.process == me.process):
         return True
     if holder.job is None or me.job is None:

@@ -20,7 +20,8 @@ _SIGNS = ("records", "logs", "errors", "checkpoints", "claims")  # folders that 
 
 @dataclass(frozen=True)
 class Job:
-    """A Slurm job: `number` is Slurm's own (SLURM_JOB_ID), `restart` how often it had been requeued."""
+    """A Slurm job: `number` is Slurm's own (SLURM_JOB_ID), `restart` how often it had been
+    requeued."""
 
     cluster: str
     number: str
@@ -33,8 +34,9 @@ class Job:
 
 @dataclass(frozen=True)
 class Holder:
-    """`process` None: the batch script of `job`, or (neither) one whose words can't be read. `launch` is what all
-    processes of the launch have as PHALANX_LAUNCH_ID. `after` is the job that ended before this one could begin."""
+    """`process` None: the batch script of `job`, or (neither) one whose words can't be read.
+    `launch` is what all processes of the launch have as PHALANX_LAUNCH_ID. `after` is the job that
+    ended before this one could begin."""
 
     host: str
     since: float
@@ -60,19 +62,21 @@ class Holder:
 
 
 def of_this_process(launch: str | None = None, job: Job | None = None) -> Holder:
-    """For ranks that end with this process. `job` is the allocation that they run in, unless this process itself is in
-    one."""
+    """For ranks that end with this process. `job` is the allocation that they run in, unless this
+    process itself is in one."""
     process = this_process()
     return Holder(process.host, time.time(), process, job or job_around(os.environ), launch)
 
 
 def of_batch_script(environ: Mapping[str, str], after: str | None) -> Holder:
-    """For all that a job starts: its batch script may be killed before its steps, so its process says nothing."""
+    """For all that a job starts: its batch script may be killed before its steps, so its process
+    says nothing."""
     return Holder(platform.node(), time.time(), None, job_around(environ), environ.get("PHALANX_LAUNCH_ID"), after)
 
 
 def job_around(environ: Mapping[str, str]) -> Job | None:
-    """The job that this process ends with. The shell of `salloc` on a login node outlives its allocation."""
+    """The job that this process ends with. The shell of `salloc` on a login node outlives its
+    allocation."""
     if "SLURM_JOB_ID" not in environ or "SLURMD_NODENAME" not in environ:
         return None
     restart = environ.get("SLURM_RESTART_COUNT", "")

@@ -1,4 +1,5 @@
-"""Whether a job that holds a run directory has ended: one question to Slurm, and only about a claim that stands."""
+"""Whether a job that holds a run directory has ended: one question to Slurm, and only about a claim
+that stands."""
 
 from __future__ import annotations
 
@@ -19,8 +20,8 @@ _ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED
 
 
 def why_unfinished(job: Job, since: float, silence: float) -> str | None:
-    """Words on why the job may still run; None if its cluster says that it has ended. It held the directory `since`
-    that time, and nothing was written there for `silence` seconds."""
+    """Words on why the job may still run; None if its cluster says that it has ended. It held the
+    directory `since` that time, and nothing was written there for `silence` seconds."""
     here = cluster_name(os.environ)
     if here is None:
         return f"Slurm can't be asked from here whether job {job.number} has ended"
@@ -37,7 +38,8 @@ def why_unfinished(job: Job, since: float, silence: float) -> str | None:
 
 
 def cluster_name(environ: Mapping[str, str]) -> str | None:
-    """The cluster around this process, or else the one that Slurm's commands talk to; None without one."""
+    """The cluster around this process, or else the one that Slurm's commands talk to; None without
+    one."""
     if "SLURM_JOB_ID" in environ and environ.get("SLURM_CLUSTER_NAME"):
         return environ["SLURM_CLUSTER_NAME"]
     place = tuple(environ.get(name, "") for name in ("PATH", "SLURM_CONF", "SLURM_CLUSTERS"))
@@ -72,7 +74,8 @@ def _fields(line: str) -> dict[str, str]:
 
 
 def _another(job: Job, since: float, fields: Mapping[str, str]) -> bool:
-    """Whether Slurm means another job by this number: its counter began anew. A requeue renews the submission time."""
+    """Whether Slurm means another job by this number: its counter began anew. A requeue renews the
+    submission time."""
     if job.name and fields.get("JobName", job.name) != job.name:
         return True
     requeued = fields.get("Restarts", "0") != "0"

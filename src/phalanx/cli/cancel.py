@@ -68,7 +68,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _refuse_foreign(found: list[OurJob]) -> None:
-    """Raise PlanError for a job that may run on another cluster: its number means another one here."""
+    """Raise PlanError for a job that may run on another cluster: its number means another one
+    here."""
     foreign = [job for job in found if job.local is None and job.state.state == "UNKNOWN"]
     if foreign:
         said = ", ".join(f"job {job.job_id} of {job.name}: {job.state.reason}" for job in foreign)

@@ -90,7 +90,8 @@ def _paths(job: OurJob, rank: int | None) -> list[Path]:
 
 
 def _rank_0_here(job: OurJob) -> list[Path]:
-    """Of a run of `phalanx run`; raises PlanError if it left no log, as that of a script without the API."""
+    """Of a run of `phalanx run`; raises PlanError if it left no log, as that of a script without
+    the API."""
     told = f"{job.name} ran here, and rank 0 printed on the terminal; --rank N shows another rank's output"
     log = log_path(job.run_dir, 0, 0, outcome.plan_of(job.run_dir).get("world_size") or 1)
     if not log.exists() or not log.stat().st_size:

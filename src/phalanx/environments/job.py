@@ -145,7 +145,8 @@ def _python(build: Build) -> list[str]:
 
 
 def _notes() -> list[str]:
-    """For `phalanx status`, which looks where `phalanx env job` says in the argument; `sbatch FILE` says nothing."""
+    """For `phalanx status`, which looks where `phalanx env job` says in the argument; `sbatch FILE`
+    says nothing."""
     return [
         "# How it went, for phalanx status",
         "run_dir=${1:-}",

@@ -50,8 +50,8 @@ class Outcome:
 
 
 def run_now(plan: LaunchPlan, loaded: Loaded, run_dir: Path | None = None, take_over: bool = False) -> int:
-    """Start the plan's ranks, wait for them, and say who failed; the exit code is the script's. What `phalanx status`
-    and `cancel` need to know stands in the run directory meanwhile.
+    """Start the plan's ranks, wait for them, and say who failed; the exit code is the script's.
+    What `phalanx status` and `cancel` need to know stands in the run directory meanwhile.
 
     Raises PlanError or MissingExtraError before anything is written when it can't work.
     """
@@ -74,8 +74,9 @@ def launch(
     take_over: bool = False,
     begin: Callable[[Path], None] = lambda _: None,
 ) -> Outcome:
-    """The same, with the words on its end left to the caller; in a run directory that is there, if one is given.
-    `begin` is told the run directory once it is claimed; `take_over`: also from an attempt that may still run."""
+    """The same, with the words on its end left to the caller; in a run directory that is there, if
+    one is given. `begin` is told the run directory once it is claimed; `take_over`: also from an
+    attempt that may still run."""
     check(plan)
     resume, new = loaded.config.resume, run_dir is None
     if loaded.config.dry_run:

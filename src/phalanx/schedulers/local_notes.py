@@ -1,5 +1,6 @@
-"""What is written down of the runs that `phalanx run` starts: `jobs/local.json` in each run directory, as a job of
-Slurm's has its own note there. The command that runs them is its one writer."""
+"""What is written down of the runs that `phalanx run` starts: `jobs/local.json` in each run
+directory, as a job of Slurm's has its own note there. The command that runs them is its one
+writer."""
 
 from __future__ import annotations
 
@@ -27,9 +28,9 @@ NEVER_STARTED = "never started"
 
 @dataclass(frozen=True)
 class Note:
-    """One run, of a series or alone. Times are Unix times, None until then; `lines` say why it failed, and `culprit` is
-    the rank to blame. `stopped`: by the user, who may have done so before it began. `allocation` is the Slurm job that
-    it ran in, and `cluster` that job's."""
+    """One run, of a series or alone. Times are Unix times, None until then; `lines` say why it
+    failed, and `culprit` is the rank to blame. `stopped`: by the user, who may have done so before
+    it began. `allocation` is the Slurm job that it ran in, and `cluster` that job's."""
 
     name: str
     series: str | None
@@ -109,7 +110,8 @@ class Noted:
         self._note.write(run_dir)
 
     def end(self, code: int, stopped: bool, lines: tuple[str, ...], culprit: int | None) -> None:
-        """Nothing is noted of a launch that never began, or that left no run directory. A full disk is no failure."""
+        """Nothing is noted of a launch that never began, or that left no run directory. A full disk
+        is no failure."""
         if self._run_dir is not None and self._run_dir.is_dir():
             ended = replace(
                 self._note, ended=time.time(), code=code, stopped=stopped, lines=tuple(lines), culprit=culprit

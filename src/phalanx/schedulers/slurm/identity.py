@@ -1,4 +1,5 @@
-"""Whose a job's number is: numbers repeat on other clusters, and where a cluster's counter began anew."""
+"""Whose a job's number is: numbers repeat on other clusters, and where a cluster's counter began
+anew."""
 
 from __future__ import annotations
 
@@ -27,8 +28,9 @@ def here() -> str | None:
 
 
 def keep(path: Path, note: dict[str, Any], new: tuple[str, str | None]) -> None:
-    """Write down a job just submitted, at once, and then with what Slurm says of it. `new` is its id, and its cluster's
-    name if sbatch told it. What an earlier job of this number left is not this one's."""
+    """Write down a job just submitted, at once, and then with what Slurm says of it. `new` is its
+    id, and its cluster's name if sbatch told it. What an earlier job of this number left is not
+    this one's."""
     if path.exists():
         for left in (".start", ".exit", ".stopped", ".notrun"):
             path.with_suffix(left).unlink(missing_ok=True)
@@ -59,8 +61,8 @@ def unix(stamp: str) -> float | None:
 
 
 def is_ours(job: OurJob, said: JobState) -> bool:
-    """Whether what Slurm says of the number is about the job that was noted. Its name may have been changed since, and
-    a requeue renews the time of submission: both at once are another job."""
+    """Whether what Slurm says of the number is about the job that was noted. Its name may have been
+    changed since, and a requeue renews the time of submission: both at once are another job."""
     if said.submitted is None:
         return True
     named = not (said.name and job.job_name) or said.name == job.job_name

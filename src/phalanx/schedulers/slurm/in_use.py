@@ -11,8 +11,9 @@ from . import jobs
 
 
 def check(run_dir: Path, dependency: str | None, sacct: str, take_over: bool) -> None:
-    """Raise InUseError if an attempt runs there, or a job that will; not for jobs that `dependency` names,
-    which the new one waits for. `take_over`: end the claim of an attempt that may still run."""
+    """Raise InUseError if an attempt runs there, or a job that will; not for jobs that `dependency`
+    names, which the new one waits for. `take_over`: end the claim of an attempt that may still
+    run."""
     after = set(re.findall(r"\d+", dependency or ""))
     unfinished = [job for job in _unfinished(run_dir, sacct) if job.job_id not in after]
     if unfinished:

@@ -26,9 +26,10 @@ _UNKNOWN = JobState("", "", "UNKNOWN", "Slurm was not asked")
 
 @dataclass(frozen=True)
 class OurJob:
-    """A job that was submitted for a run, or one task of an array. `state` is Slurm's word, or what the run
-    directory tells; `chain` is (number, of how many). `cluster` and `slurm_submitted` are Slurm's own words, None in
-    old notes; one `by_hand` has no note. `local` is the note of a run that is no job, but a launch of `phalanx run`."""
+    """A job that was submitted for a run, or one task of an array. `state` is Slurm's word, or what
+    the run directory tells; `chain` is (number, of how many). `cluster` and `slurm_submitted` are
+    Slurm's own words, None in old notes; one `by_hand` has no note. `local` is the note of a run
+    that is no job, but a launch of `phalanx run`."""
 
     job_id: str
     run_dir: Path
@@ -71,7 +72,8 @@ class OurJob:
 
 
 def known(root: Path) -> list[OurJob]:
-    """All jobs that were submitted under a run root, and launches of `phalanx run`, oldest first."""
+    """All jobs that were submitted under a run root, and launches of `phalanx run`, oldest
+    first."""
     found = [job for run_dir in _folders(_folders([root])) for job in of_run(run_dir)]
     return sorted(found, key=lambda job: (job.submitted, 0 if job.local else int(base_id(job.job_id))))
 
@@ -237,7 +239,8 @@ def _cluster(job: OurJob) -> str | None:
 
 
 def _asked_of(job: OurJob, here: str | None) -> str | None:
-    """Whose state tells of this job: of a local run its allocation's may. None: Slurm here can't tell."""
+    """Whose state tells of this job: of a local run its allocation's may. None: Slurm here can't
+    tell."""
     if identity.on_another_cluster(_cluster(job), here):
         return None
     if job.local:

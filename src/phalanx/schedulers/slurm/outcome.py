@@ -131,7 +131,8 @@ def failure(job: OurJob) -> Failure | None:
 
 
 def not_run(job: OurJob) -> str:
-    """Why the job's script ended before its launch, as it said itself; empty for one that launched."""
+    """Why the job's script ended before its launch, as it said itself; empty for one that
+    launched."""
     return tail(job.run_dir / "jobs" / f"{job.number}.notrun", _OUTPUT).strip()
 
 

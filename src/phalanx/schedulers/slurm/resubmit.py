@@ -19,7 +19,8 @@ _OUTPUT = re.compile(r"^#SBATCH --output[= ]", re.MULTILINE)
 
 
 def check(job: OurJob, sacct: str, take_over: bool) -> None:
-    """Raise PlanError for a run whose job can't be submitted once more; `take_over`: also where one may still run."""
+    """Raise PlanError for a run whose job can't be submitted once more; `take_over`: also where one
+    may still run."""
     if job.run_dir.name.startswith("array-"):
         task = job.run_dir.name.removeprefix("array-")
         raise PlanError(f"job {job.job_id} is a task of an array: submit that one anew, with --array {task}")

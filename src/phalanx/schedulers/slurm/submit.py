@@ -187,8 +187,8 @@ def warnings(job: Job, chain: int = 1) -> list[str]:
 
 
 def check_free(job: Job, take_over: bool) -> None:
-    """Whether the run that the job goes on with is free for it. Raises InUseError; `take_over`: also where an attempt
-    may still run."""
+    """Whether the run that the job goes on with is free for it. Raises InUseError; `take_over`:
+    also where an attempt may still run."""
     config = job.loaded.config
     if config.resume is not None and not config.dry_run:
         run_dir = find_run_dir(config.run_root, job.plan.name, config.resume)
@@ -317,7 +317,8 @@ def _note_job(
     chain: tuple[int, int] | None = None,
     after: str | None = None,
 ) -> None:
-    """`new` is the job's id, and its cluster's name if sbatch told it; `after` is the job before it in the chain."""
+    """`new` is the job's id, and its cluster's name if sbatch told it; `after` is the job before it
+    in the chain."""
     job_id = new[0]
     note = {
         "v": 1,
