@@ -14,6 +14,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,9 @@ def main(arguments: list[str]) -> int:
     if not arguments or status == 0:
         return status
     try:
-        lines, code = verdict.conclude(attempt(Path(arguments[0]), status, os.environ))
+        ended = attempt(Path(arguments[0]), status, os.environ)
+        lines, code = verdict.conclude(ended)
+        _note_stop(ended, os.environ)
     except Exception as error:
         print(f"phalanx: no verdict on this failure ({type(error).__name__}: {error})", file=sys.stderr)
         return status
@@ -54,6 +57,18 @@ def attempt(run_dir: Path, status: int, environ: Mapping[str, str]) -> verdict.A
         world_size=world,
         nproc_per_node=plan.get("nproc_per_node"),
     )
+
+
+def _note_stop(ended: verdict.Attempt, environ: Mapping[str, str]) -> None:
+    """For the next job of a chain: what Slurm or the user stopped, or a lost node, may go on; a
+    failure may not."""
+    stopped = verdict.judge(ended)[1]
+    if stopped is None or "SLURM_JOB_ID" not in environ:
+        return
+    with suppress(OSError):
+        (ended.run_dir / "jobs" / f"{environ['SLURM_JOB_ID']}.stopped").write_text(
+            stopped.what + "\n", encoding="utf-8"
+        )
 
 
 def _plan(run_dir: Path) -> dict[str, Any]:

@@ -14,6 +14,12 @@
 
 set -o pipefail
 
+# How it went, for phalanx status
+run_dir=${1:-}
+[ -z "$run_dir" ] || date +%s >>"$run_dir/jobs/$SLURM_JOB_ID.start"
+note() { [ -z "$run_dir" ] || echo "$1" >"$run_dir/jobs/$SLURM_JOB_ID.exit"; }
+trap 'note "$?"' EXIT
+
 # Modules
 module purge
 module load Stages/2024 CUDA/12.1 OpenMPI/4.1
@@ -55,7 +61,7 @@ if ! mkdir -p /home/me/project/envs || ! mkdir "$venv"; then
   exit 2
 fi
 : >"$venv/phalanx-env.unfinished"
-trap '[ ! -e "$venv/phalanx-env.unfinished" ] || rm -rf "$venv"' EXIT
+trap 'note "$?"; [ ! -e "$venv/phalanx-env.unfinished" ] || rm -rf "$venv"' EXIT
 
 # Build
 set -ex

@@ -58,6 +58,14 @@ export TRITON_CACHE_DIR="$TMPDIR/triton"
 export TORCHINDUCTOR_CACHE_DIR="$TMPDIR/inductor"
 mkdir -p "$TMPDIR"
 
+# One attempt at a time in a run directory, and none after the one that ends a chain
+claim=$('/venvs/a b/bin/python' -m phalanx.claims "$PHALANX_RUN_DIR")
+case $claim in
+  "end "*) status=${claim#end }; echo "$status" >"$PHALANX_RUN_DIR/jobs/$SLURM_JOB_ID.exit"; exit "$status" ;;
+  *.released) ;;
+  *) claim= ;;  # it could not be asked
+esac
+
 # The agents' meeting point: this node, and a port of the job's own below the ephemeral ones
 PHALANX_RDZV_HOST="$(node="${SLURMD_NODENAME:-$(hostname)}"; echo "${node%%.*}"i"${node#"${node%%.*}"}")"
 PHALANX_RDZV_PORT="${MASTER_PORT:-$('/venvs/a b/bin/python' -m phalanx.ports "$SLURM_JOB_ID")}"
@@ -89,4 +97,5 @@ echo bye
 )
 
 echo "$status" >"$PHALANX_RUN_DIR/jobs/$SLURM_JOB_ID.exit"
+[ -z "$claim" ] || : >"$claim"
 exit "$status"

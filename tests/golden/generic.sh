@@ -25,6 +25,14 @@ export PHALANX_EXPECTED_WORLD_SIZE=8
 export PHALANX_LAUNCH_ID="$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}.$$"
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$((${SLURM_CPUS_ON_NODE:-1} / 4 > 1 ? ${SLURM_CPUS_ON_NODE:-1} / 4 : 1))}"
 
+# One attempt at a time in a run directory, and none after the one that ends a chain
+claim=$(/py/bin/python -m phalanx.claims "$PHALANX_RUN_DIR")
+case $claim in
+  "end "*) status=${claim#end }; echo "$status" >"$PHALANX_RUN_DIR/jobs/$SLURM_JOB_ID.exit"; exit "$status" ;;
+  *.released) ;;
+  *) claim= ;;  # it could not be asked
+esac
+
 # The agents' meeting point: this node, and a port of the job's own below the ephemeral ones
 PHALANX_RDZV_HOST="${SLURMD_NODENAME:-$(hostname)}"
 PHALANX_RDZV_PORT="${MASTER_PORT:-$(/py/bin/python -m phalanx.ports "$SLURM_JOB_ID")}"
@@ -50,4 +58,5 @@ status=$?
 [ "$status" -eq 0 ] || /py/bin/python -m phalanx.report_failure "$PHALANX_RUN_DIR" "$status" || status=$?
 
 echo "$status" >"$PHALANX_RUN_DIR/jobs/$SLURM_JOB_ID.exit"
+[ -z "$claim" ] || : >"$claim"
 exit "$status"

@@ -45,6 +45,14 @@ export TRITON_CACHE_DIR="$TMPDIR/triton"
 export TORCHINDUCTOR_CACHE_DIR="$TMPDIR/inductor"
 mkdir -p "$TMPDIR"
 
+# One attempt at a time in a run directory, and none after the one that ends a chain
+claim=$(/py/bin/python -m phalanx.claims "$PHALANX_RUN_DIR")
+case $claim in
+  "end "*) status=${claim#end }; echo "$status" >"$PHALANX_RUN_DIR/jobs/$SLURM_JOB_ID.exit"; exit "$status" ;;
+  *.released) ;;
+  *) claim= ;;  # it could not be asked
+esac
+
 # The agents' meeting point: this node, and a port of the job's own below the ephemeral ones
 PHALANX_RDZV_HOST="$(ip -o -4 addr show dev hsn0 | awk '{sub("/.*", "", $4); print $4; exit}')"
 PHALANX_RDZV_PORT="${MASTER_PORT:-$(/py/bin/python -m phalanx.ports "$SLURM_JOB_ID")}"
@@ -72,4 +80,5 @@ status=$?
 [ "$status" -eq 0 ] || /py/bin/python -m phalanx.report_failure "$PHALANX_RUN_DIR" "$status" || status=$?
 
 echo "$status" >"$PHALANX_RUN_DIR/jobs/$SLURM_JOB_ID.exit"
+[ -z "$claim" ] || : >"$claim"
 exit "$status"

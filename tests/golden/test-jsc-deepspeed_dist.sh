@@ -70,6 +70,14 @@ export PHALANX_LAUNCH_ID="$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}.$$"
 # Virtual environment
 . /home/me/project/envs/hpc/bin/activate
 
+# One attempt at a time in a run directory, and none after the one that ends a chain
+claim=$(/home/me/project/envs/hpc/bin/python -m phalanx.claims "$PHALANX_RUN_DIR")
+case $claim in
+  "end "*) status=${claim#end }; echo "$status" >"$PHALANX_RUN_DIR/jobs/$SLURM_JOB_ID.exit"; exit "$status" ;;
+  *.released) ;;
+  *) claim= ;;  # it could not be asked
+esac
+
 # Launch
 srun \
   --nodes=2 \
@@ -85,4 +93,5 @@ status=$?
 [ "$status" -eq 0 ] || /home/me/project/envs/hpc/bin/python -m phalanx.report_failure "$PHALANX_RUN_DIR" "$status" || status=$?
 
 echo "$status" >"$PHALANX_RUN_DIR/jobs/$SLURM_JOB_ID.exit"
+[ -z "$claim" ] || : >"$claim"
 exit "$status"

@@ -62,6 +62,14 @@ export PHALANX_CPUS_PER_RANK=16
 export PHALANX_EXPECTED_WORLD_SIZE=8
 export PHALANX_LAUNCH_ID="$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}.$$"
 
+# One attempt at a time in a run directory, and none after the one that ends a chain
+claim=$(/py/bin/python -m phalanx.claims "$PHALANX_RUN_DIR")
+case $claim in
+  "end "*) status=${claim#end }; echo "$status" >"$PHALANX_RUN_DIR/jobs/$SLURM_JOB_ID.exit"; exit "$status" ;;
+  *.released) ;;
+  *) claim= ;;  # it could not be asked
+esac
+
 # Launch
 # shellcheck disable=SC2046  # one word a variable
 mpirun \
@@ -92,4 +100,5 @@ status=$?
 [ "$status" -eq 0 ] || /py/bin/python -m phalanx.report_failure "$PHALANX_RUN_DIR" "$status" || status=$?
 
 echo "$status" >"$PHALANX_RUN_DIR/jobs/$SLURM_JOB_ID.exit"
+[ -z "$claim" ] || : >"$claim"
 exit "$status"

@@ -34,6 +34,14 @@ export PHALANX_EXPECTED_WORLD_SIZE=8
 export PHALANX_LAUNCH_ID="$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}.$$"
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$((${SLURM_CPUS_ON_NODE:-1} / 4 > 1 ? ${SLURM_CPUS_ON_NODE:-1} / 4 : 1))}"
 
+# One attempt at a time in a run directory, and none after the one that ends a chain
+claim=$(/py/bin/python -m phalanx.claims "$PHALANX_RUN_DIR")
+case $claim in
+  "end "*) status=${claim#end }; echo "$status" >"$PHALANX_RUN_DIR/jobs/$SLURM_JOB_ID.exit"; exit "$status" ;;
+  *.released) ;;
+  *) claim= ;;  # it could not be asked
+esac
+
 # The agents' meeting point: this node, and a port of the job's own below the ephemeral ones
 PHALANX_RDZV_HOST="$(ip -o -4 addr show dev ib0 | awk '{sub("/.*", "", $4); print $4; exit}')"
 PHALANX_RDZV_PORT="${MASTER_PORT:-$(/py/bin/python -m phalanx.ports "$SLURM_JOB_ID")}"
@@ -61,4 +69,5 @@ status=$?
 [ "$status" -eq 0 ] || /py/bin/python -m phalanx.report_failure "$PHALANX_RUN_DIR" "$status" || status=$?
 
 echo "$status" >"$PHALANX_RUN_DIR/jobs/$SLURM_JOB_ID.exit"
+[ -z "$claim" ] || : >"$claim"
 exit "$status"

@@ -25,7 +25,10 @@ class Jobs:
     user: User
     late: subprocess.Popen[str]
     """`phalanx submit --wait` of a job that has one minute."""
-    chain: tuple[str, str]
+    chain: list[str]
+    """Of three: the first is cancelled in its middle, the second ends well."""
+    failing: list[str]
+    """Of two: the first fails."""
     again: dict[str, str]
     """Requeued once, in their middle."""
     cancelled: dict[str, str]
@@ -35,11 +38,12 @@ class Jobs:
 def jobs(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jobs]:
     user = User(cluster, tmp_path_factory.mktemp("endings"), "work")
     late = start_with_a_minute(user)
-    again = {launcher: long_job(user, "again", launcher, STEPS) for launcher in LAUNCHERS}
+    chain, failing = chained(user), failing_chain(user)
     cancelled = {launcher: long_job(user, "cancelled", launcher, 5000) for launcher in CANCELLED}
-    chain = chained(user)
-    when_at_step(5, user, {f"again-{name}": lambda job=job: requeue(cluster, job) for name, job in again.items()})
-    yield Jobs(user, late, chain, again, cancelled)
+    again = {launcher: long_job(user, "again", launcher, STEPS) for launcher in LAUNCHERS}  # watched at once
+    actions = {f"again-{name}": lambda job=job: requeue(cluster, job) for name, job in again.items()}
+    when_at_step(5, user, {**actions, "c": lambda: cluster.ctl("scancel", chain[0])})
+    yield Jobs(user, late, chain, failing, again, cancelled)
     late.kill()
     late.communicate()
     cluster.ctl("scancel", "-u", "root")
@@ -65,20 +69,29 @@ def long_job(user: User, name: str, launcher: str, steps: int) -> str:
     return user.submit(*size, *words)
 
 
-def chained(user: User) -> tuple[str, str]:
-    """The first job fails in its middle."""
+def chained(user: User) -> list[str]:
+    """The first job stays where it is after five steps."""
     (user.work / "twice.py").write_text(
-        f"import os, sys; sys.path.insert(0, {str(HERE)!r})\n"
+        f"import os, sys, time; sys.path.insert(0, {str(HERE)!r})\n"
         "import train\n"
         "first = not os.path.exists(os.environ['PHALANX_RUN_DIR'] + '/once')\n"
         "open(os.environ['PHALANX_RUN_DIR'] + '/once', 'w').close()\n"
-        "train.main(4 if first else 9, 0, 2)\n"
-        "sys.exit(3 if first else 0)\n"
+        "train.main(5 if first else 9, 0, 2)\n"
+        "time.sleep(300 if first else 0)\n"
     )
-    done = user.phalanx("submit", "-t", "5", "--cpus-per-task", "1", "--chain", "2", "name=c", "device=cpu", "twice.py")
+    return chain_of(user, 3, "name=c", "twice.py")
+
+
+def failing_chain(user: User) -> list[str]:
+    (user.work / "bad.py").write_text("raise ValueError('bad batch')\n")
+    return chain_of(user, 2, "name=bad", "bad.py")
+
+
+def chain_of(user: User, jobs: int, *words: str) -> list[str]:
+    size = ("-t", "5", "--cpus-per-task", "1", "device=cpu")
+    done = user.phalanx("submit", "--chain", str(jobs), *size, *words)
     assert done.returncode == 0, done.stderr
-    first, second = done.stdout.split()[-2:]
-    return first, second
+    return done.stdout.split()[-jobs:]
 
 
 def requeue(cluster: Cluster, job: str) -> None:
@@ -134,12 +147,23 @@ def test_a_requeued_job_goes_on_where_it_was_and_ends_the_same(jobs: Jobs, launc
     assert weights(user.run_dir(name)) == expected(STEPS)
 
 
-def test_a_chained_job_goes_on_where_the_one_before_failed(jobs: Jobs) -> None:
-    first, second = jobs.chain
-    assert jobs.user.cluster.wait(second, timeout=200)["JobState"] == "COMPLETED", jobs.user.output("c")
-    assert jobs.user.cluster.job(first)["ExitCode"] == "3:0"
+def test_a_chained_job_goes_on_where_the_one_before_stopped_and_is_the_last_that_trains(jobs: Jobs) -> None:
+    first, second, third = jobs.chain
+    assert jobs.user.cluster.wait(third, timeout=200)["JobState"] == "COMPLETED", jobs.user.output("c")
+    ended = [jobs.user.cluster.job(job)["JobState"] for job in (first, second)]
+    assert ended == ["CANCELLED", "COMPLETED"], jobs.user.output("c")
     assert re.findall(r"resumed from .*: step (\d+)", jobs.user.output("c")) == ["4"]
     assert weights(jobs.user.run_dir("c")) == expected(9)
+    assert len(list(jobs.user.run_dir("c").glob("records/0.*.jsonl"))) == 2  # nobody trained a third time
+    assert f"job {second} before it in the chain ended well" in jobs.user.phalanx("status", third).stdout
+
+
+def test_a_failure_ends_its_chain(jobs: Jobs) -> None:
+    first, second = jobs.failing
+    assert jobs.user.cluster.wait(second, timeout=200)["ExitCode"] == "1:0"
+    assert jobs.user.output("bad").count("Traceback (most recent call last)") == 1
+    said = jobs.user.phalanx("status", "bad").stdout
+    assert f"not run: job {first} before it in the chain failed with exit code 1" in said
 
 
 def test_the_time_limit_is_said_as_such(jobs: Jobs) -> None:

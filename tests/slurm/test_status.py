@@ -40,7 +40,7 @@ def test_files_of_any_name_are_those_that_slurm_wrote(user: User, say: str) -> N
 
 
 def test_follow_waits_for_a_job_that_waits_and_ends_when_it_has(user: User, say: str) -> None:
-    first = user.submit("--cpus-per-task", "1", "name=first", say, "3")
+    first = user.submit("--cpus-per-task", "1", "name=first", say, "8")  # longer than three commands take
     second = user.submit("--cpus-per-task", "1", "--dependency", f"afterany:{first}", "name=second", say, "1")
     waiting = user.phalanx("status", second).stdout
     assert "PENDING (Dependency)" in waiting

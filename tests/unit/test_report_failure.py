@@ -45,6 +45,7 @@ def tell(run_dir: Path, status: int | str, output: str | None = None, **environ:
 def test_the_failed_rank_is_named_with_its_files_and_its_code_is_the_jobs(run_dir: Path) -> None:
     expected = ["rank 2 on node2 failed: SystemExit: 3", f"  log: {run_dir}/logs/2.log"]
     assert tell(run_dir, 143) == ([*expected, f"  traceback: {run_dir}/errors/2.json"], 3)
+    assert not (run_dir / "jobs/71.stopped").exists()  # a failure, which a further job would repeat
 
 
 def test_the_jobs_own_output_tells_of_ranks_that_left_no_words(run_dir: Path) -> None:
@@ -68,6 +69,7 @@ def test_the_output_file_in_the_run_directory_serves_when_stderr_is_none(run_dir
     done = subprocess.run(command, capture_output=True, text=True, env=environ, timeout=60, check=False)
     assert "time limit" in done.stderr
     assert done.returncode == 143
+    assert "time limit" in (run_dir / "jobs/71.stopped").read_text()  # a chain goes on
 
 
 def test_scontrol_is_asked_where_the_output_is(run_dir: Path, tmp_path: Path) -> None:

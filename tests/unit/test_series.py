@@ -8,16 +8,20 @@ import platform
 import re
 import subprocess
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
+from phalanx.cli import retry
 from phalanx.cli.main import main
 from phalanx.config import load_config
+from phalanx.processes import started
 from phalanx.records import RecordWriter
 from phalanx.schedulers import local_notes, series
 from phalanx.schedulers.local_notes import Note, Runner
+from phalanx.schedulers.slurm import jobs
 from phalanx.schedulers.slurm.jobs import OurJob, select
 
 SBATCH = r"""#!/bin/bash
@@ -312,7 +316,7 @@ def test_local_members_are_listed_with_state_and_progress(member, capsys):
 def test_cancel_ends_the_process_that_was_written_down_and_no_other(member, capsys):
     now = time.time()
     with subprocess.Popen(["sleep", "60"]) as other, subprocess.Popen(["sleep", "60"]) as process:
-        runner = Runner(platform.node(), process.pid, local_notes._started(process.pid))
+        runner = Runner(platform.node(), process.pid, started(process.pid))
         running, waiting = member("a", runner, began=now), member("b", runner)
         member("c", Runner(platform.node(), other.pid, "1"), began=now)
         assert main(["cancel", "s-1"]) == 0
@@ -367,6 +371,16 @@ def test_a_local_member_that_cannot_be_retried_is_refused(work, member, capsys, 
         (run_dir / "plan.json").write_text(note["plan"])
     assert main(["retry", "s-1"]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_what_failed_before_a_restart_of_its_host_can_be_retried_there(member, monkeypatch):
+    before = replace(local_notes.this_process(), boot="another")
+    run_dir = member("a", before, began=1.0, ended=2.0, code=1)
+    (run,) = jobs.with_states(jobs.known(run_dir.parents[1]))
+    assert (run.state.state, retry._plan(run).run_dir) == ("FAILED", run_dir)
+    member("b", before, began=1.0)
+    (_, run) = sorted(jobs.with_states(jobs.known(run_dir.parents[1])), key=lambda run: run.name)
+    assert (run.state.state, "before host" in run.state.reason) == ("UNKNOWN", True)
 
 
 def test_logs_of_a_local_member_are_those_of_other_ranks(member, capsys):

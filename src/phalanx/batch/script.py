@@ -21,6 +21,7 @@ _STEP_CPUS = (
 )
 _END_OF_CONFIG = "END_OF_CONFIG"
 _EXIT = '"$PHALANX_RUN_DIR/jobs/$SLURM_JOB_ID.exit"'
+_KEEP_EXIT = f'echo "$status" >{_EXIT}'
 
 
 @dataclass(frozen=True)
@@ -48,11 +49,12 @@ def render_script(plan: LaunchPlan, settings: str, inserts: Inserts | None = Non
         _environment(plan),
         _venv(plan),
         tmpdir(plan.config.tmpdir),
+        _claim(plan),
         _rendezvous(plan),
         _launch(plan, inserts.launch),
         _dry_run(plan),
         _after(plan.config.after),
-        [f'echo "$status" >{_EXIT}', 'exit "$status"'],
+        [_KEEP_EXIT, '[ -z "$claim" ] || : >"$claim"', 'exit "$status"'],
     ]
     return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
 
@@ -151,6 +153,21 @@ def _activated(plan: LaunchPlan) -> list[str]:
     if not plan.config.venv:
         return []
     return ["# Virtual environment", f". {shlex.quote(str(PurePath(plan.cwd, plan.config.venv, 'bin/activate')))}"]
+
+
+def _claim(plan: LaunchPlan) -> list[str]:
+    """Whether this job may run here. Where Python can't be started (the user's own lines may not
+    need it), it runs unclaimed."""
+    ask = render([plan.host_python, "-m", "phalanx.claims", Sh('"$PHALANX_RUN_DIR"')])
+    return [
+        "# One attempt at a time in a run directory, and none after the one that ends a chain",
+        f"claim=$({ask})",
+        "case $claim in",
+        f'  "end "*) status=${{claim#end }}; {_KEEP_EXIT}; exit "$status" ;;',
+        "  *.released) ;;",
+        "  *) claim= ;;  # it could not be asked",
+        "esac",
+    ]
 
 
 def _rendezvous(plan: LaunchPlan) -> list[str]:

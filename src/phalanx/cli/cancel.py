@@ -17,8 +17,8 @@ from .jobs import OPTIONS, Wanted, read
 HELP = """\
 usage: phalanx cancel JOB...
 
-End all unfinished jobs of each JOB, and list them. A series that `phalanx run` has started is ended from any
-terminal of the same host.
+End all unfinished jobs of each JOB, and list them. What `phalanx run` has started is ended from any terminal
+of the same host.
 
 {options}"""
 
@@ -54,6 +54,7 @@ def main(argv: Sequence[str]) -> int:
     for job in unfinished:
         print(f"cancelled {_called(job, name=True)}, which was {job.state.state}")
     _tell_of_the_rest(wanted, unfinished)
+    _refuse_foreign(found)
     elsewhere = [job for job in found if job.local is not None and job.state.state == "UNKNOWN"]
     if elsewhere:
         host = elsewhere[0].state.hosts
@@ -64,6 +65,15 @@ def main(argv: Sequence[str]) -> int:
     if not unfinished:
         print("nothing to cancel: " + ", ".join(f"{_called(job)} is {job.state.state}" for job in found))
     return 0
+
+
+def _refuse_foreign(found: list[OurJob]) -> None:
+    """Raise PlanError for a job that may run on another cluster: its number means another one
+    here."""
+    foreign = [job for job in found if job.local is None and job.state.state == "UNKNOWN"]
+    if foreign:
+        said = ", ".join(f"job {job.job_id} of {job.name}: {job.state.reason}" for job in foreign)
+        raise PlanError(f"{said}: not touched; use phalanx cancel on a login node of its cluster")
 
 
 def _or_its_job(job: OurJob) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -88,7 +87,7 @@ def _job(argv: list[str]) -> None:
     if script is not None:
         print(f"script: {script}", file=sys.stderr)
     if config.submit_job:
-        print(_submit(job, script), flush=True)
+        print(submit.submit_script(job), flush=True)
 
 
 def _refuse_pips_constraint(loaded: Loaded) -> None:
@@ -198,15 +197,3 @@ def _download(build: Build, scanned: Scanned, extras: Sequence[str]) -> None:
     check_use(folder, build.wanted.kind, target)
     python = bootstrap.find_python(sys.executable)
     fill(folder, _wanted(scanned, extras, build.wanted.kind, offline=False), target, python)
-
-
-def _submit(job: submit.Job, script: Path | None) -> str:
-    """The job's id. Raises SchedulerError with sbatch's words."""
-    environment = submit.with_secrets(submit.submission_environment(job.script), job.plan.secrets)
-    if script is not None:
-        return client.submit([str(script)], environment)
-    submit._make_output_folders(job)
-    with tempfile.TemporaryDirectory() as folder:
-        unsaved = Path(folder, "job.sh")
-        unsaved.write_text(job.script, encoding="utf-8")
-        return client.submit([str(unsaved)], environment)

@@ -22,7 +22,10 @@ OPTIONS = """\
   -h, --help             show this help
 
 A JOB is a Slurm job id (12, or 12_3 for a task of an array), the name, id or directory of a run, or the
-name of a series, also of one that `phalanx run` has started here."""
+name of a series; `phalanx run` makes runs and series too, which have no job id."""
+
+
+_LISTED = 8  # jobs that are named where one is shown
 
 
 @dataclass(frozen=True)
@@ -92,7 +95,21 @@ def one(wanted: Wanted, command: str) -> OurJob:
     if len(wanted.targets) != 1:
         raise UsageError(f"expected one job: phalanx {command} JOB; see phalanx {command} --help")
     found = with_states(wanted.chosen(), wanted.config.sacct)
-    return next((job for job in reversed(found) if job.began), found[-1])
+    chosen = next((job for job in reversed(found) if job.began), found[-1])
+    if len(found) > 1:
+        print(_of_several(found, chosen, command), file=sys.stderr)
+    return chosen
+
+
+def _of_several(found: list[OurJob], chosen: OurJob, command: str) -> str:
+    names = [_word_for(job) for job in found if job != chosen]
+    listed = ", ".join(names[:_LISTED]) + (", …" if len(names) > _LISTED else "")
+    which = f"this is {_word_for(chosen)}, the last of {len(found)} that began"
+    return f"{which}; phalanx {command} JOB shows another: {listed}"
+
+
+def _word_for(job: OurJob) -> str:
+    return job.run_dir.name if job.local else job.job_id
 
 
 def with_states(chosen: list[OurJob], sacct: str) -> list[OurJob]:

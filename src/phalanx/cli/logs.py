@@ -14,6 +14,7 @@ from typing import BinaryIO
 from ..errors import PlanError, SchedulerError, UsageError
 from ..rundir import PER_RANK_LIMIT, log_path
 from ..schedulers.slurm import jobs, outcome, states
+from ..schedulers.slurm.identity import is_ours
 from ..schedulers.slurm.jobs import OurJob
 from ..schedulers.slurm.output import expand_pattern, of_batch_script
 from .jobs import OPTIONS, Wanted, one, read
@@ -46,11 +47,7 @@ def main(argv: Sequence[str]) -> int:
     rank, lines = _number(wanted, "rank"), _number(wanted, "lines")
     job = one(wanted, "logs")
     follow = "follow" in wanted.scanned.flags
-    if job.local is not None and not rank:
-        raise PlanError(
-            f"{job.name} ran here, and rank 0 printed on the terminal; --rank N shows another rank's output"
-        )
-    files = [_File(path) for path in _paths(job, rank)]
+    files = [_File(path) for path in (_paths(job, rank) if job.local is None or rank else _rank_0_here(job))]
     if not follow and not any(file.path.exists() for file in files):
         raise _nothing(job, files[0].path)
     titles = _Titles(len(files) > 1)
@@ -92,6 +89,17 @@ def _paths(job: OurJob, rank: int | None) -> list[Path]:
     return [path]
 
 
+def _rank_0_here(job: OurJob) -> list[Path]:
+    """Of a run of `phalanx run`; raises PlanError if it left no log, as that of a script without
+    the API."""
+    told = f"{job.name} ran here, and rank 0 printed on the terminal; --rank N shows another rank's output"
+    log = log_path(job.run_dir, 0, 0, outcome.plan_of(job.run_dir).get("world_size") or 1)
+    if not log.exists() or not log.stat().st_size:
+        raise PlanError(told)
+    print(f"{told}. This is rank 0's log:", file=sys.stderr)
+    return [log]
+
+
 def _outputs(job: OurJob) -> list[Path]:
     """As the script asked; if nothing is there, Slurm may know better (options of sbatch's own command line)."""
     paths = job.outputs()
@@ -101,7 +109,7 @@ def _outputs(job: OurJob) -> list[Path]:
         said = states.detail(job.job_id)
     except (SchedulerError, PlanError):
         return paths
-    if said is None or not said.stdout:
+    if said is None or not said.stdout or not is_ours(job, said):
         return paths
     known = of_batch_script(job.job_id, said.number, said.name, states.first_host(said.hosts))
     names = (expand_pattern(name, known) for name in (said.stdout, said.stderr) if name)

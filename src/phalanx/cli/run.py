@@ -32,6 +32,7 @@ when a rank fails the others are ended, and the last lines say which failed, why
                          or --scalability-nodes say which, --repeats how often
       --jobid ID         over the running Slurm job ID, from outside it
       --local            on this machine, also on a cluster's login node or inside an allocation
+      --take-over        with --resume: though another attempt may still run in the run directory
 
 {options}
 
@@ -45,7 +46,7 @@ examples:
 
 def main(argv: Sequence[str]) -> int:
     """`argv` without `run`; the result is the exit code."""
-    scanned = scan(argv, script=True, flags=("local",), valued=("jobid",))
+    scanned = scan(argv, script=True, flags=("local", "take-over"), valued=("jobid",))
     if "help" in scanned.flags:
         print(HELP.format(options=OPTIONS))
         return 0
@@ -58,7 +59,8 @@ def main(argv: Sequence[str]) -> int:
         from . import series
 
         return series.main(scanned, request, share)
-    return run_now(*over_share(request, share)) if share is not None else run_now(plan_of(request), request.loaded)
+    plan, loaded = over_share(request, share) if share is not None else (plan_of(request), request.loaded)
+    return run_now(plan, loaded, take_over="take-over" in scanned.flags)
 
 
 def refuse_login_node(scanned: Scanned, submit: str, run: str) -> None:

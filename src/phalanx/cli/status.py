@@ -42,7 +42,7 @@ def main(argv: Sequence[str]) -> int:
     if "json" in wanted.scanned.flags:
         print(json.dumps([_as_dict(job) for job in found], indent=1))
     elif not found:
-        print(f"no jobs in {wanted.root}: phalanx submit makes them, the setting run_root says where they are")
+        print(f"no jobs in {wanted.root}: phalanx submit and run make them, the setting run_root says where they are")
     else:
         _table(found if wanted.targets else _summed_up(found))
         _details(found, wanted)
@@ -79,6 +79,7 @@ def _as_dict(job: OurJob) -> dict[str, Any]:
         "job_name": job.job_name,
         "series": job.series,
         "chain": job.chain,
+        "cluster": job.cluster,
         "submitted": job.submitted,
         "state": state.state,
         "reason": state.reason,
@@ -192,6 +193,8 @@ def _about(job: OurJob) -> list[tuple[str, str]]:
     lines = [("series", job.series or "")]
     if job.chain:
         lines.append(("chain", f"job {job.chain[0]} of {job.chain[1]}, each goes on where the one before stopped"))
+    if state.state == "COMPLETED":
+        lines.append(("not run", outcome.not_run(job)))
     lines += [
         ("partition", state.partition),
         ("hosts", state.hosts),

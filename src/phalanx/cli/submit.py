@@ -36,6 +36,7 @@ save_dir and submit it; the last line on stdout is the job's id. generate-slurm 
       --chain N          N jobs, each of which goes on where the one before stopped
       --wait             wait for the end; the exit code is the job's
       --force            submit what looks impossible: files or nodes that can't be seen from here
+      --take-over        with --resume: though another attempt may still run in the run directory
   -N -n -t -p -A -J …    as sbatch has them; any long option of sbatch is a setting too
 
 {options}
@@ -49,7 +50,7 @@ _SUBMISSION = (
     *("submit-job", "no-submit-job", "save-script", "no-save-script", "save-dir", "nodes", "ntasks", "time", "qos"),
     *("partition", "account", "job-name", "gpus-per-node", "cpus-per-task", "array", "dependency"),
 )
-_FLAGS = ("preview", "yes", "wait", "force")
+_FLAGS = ("preview", "yes", "wait", "force", "take-over")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -75,7 +76,7 @@ def main(argv: Sequence[str]) -> int:
 def _wait(ids: list[str], plan: LaunchPlan) -> int:
     """Wait, and say of those that failed what `phalanx status` would."""
     code = wait_for(ids, plan.config.sacct)
-    ours = [job for job in our_jobs.known(Path(plan.cwd, plan.config.run_root)) if job.job_id in ids] if code else []
+    ours = our_jobs.of_ids(Path(plan.cwd, plan.config.run_root), ids) if code else []
     for job in our_jobs.with_states(ours, plan.config.sacct):
         failed = outcome.failure(job)
         for line in failed.lines if failed else ():
@@ -125,7 +126,7 @@ def _members(scanned: Scanned, request: Request, facts: Facts) -> list[submit.Jo
 def carry_out(jobs: list[submit.Job], flags: frozenset[str] = frozenset(), chain: int = 1) -> list[str]:
     """Print, save and submit as `save_script` and `submit_job` say; returns the ids of submitted jobs."""
     config = jobs[0].loaded.config
-    _say(jobs)
+    _say(jobs, chain)
     if not config.submit_job:
         _say_secrets(jobs)
     if not config.save_script and not config.submit_job:
@@ -140,7 +141,7 @@ def carry_out(jobs: list[submit.Job], flags: frozenset[str] = frozenset(), chain
     return _submit(jobs, chain) if config.submit_job else []
 
 
-def _say(jobs: list[submit.Job]) -> None:
+def _say(jobs: list[submit.Job], chain: int) -> None:
     """On stderr, so that a preview on stdout is the script alone."""
     said: set[str] = set()
     for job in jobs:
@@ -148,7 +149,7 @@ def _say(jobs: list[submit.Job]) -> None:
             if line not in said:
                 print(f"{job.name}: {line}" if len(jobs) > 1 else f"note: {line}", file=sys.stderr)
                 said.add(line)
-    for warning in dict.fromkeys(warning for job in jobs for warning in submit.warnings(job)):
+    for warning in dict.fromkeys(warning for job in jobs for warning in submit.warnings(job, chain)):
         print(f"warning: {warning}", file=sys.stderr)
 
 
@@ -166,6 +167,8 @@ def _say_secrets(jobs: list[submit.Job]) -> None:
 def _check(jobs: list[submit.Job], flags: frozenset[str], chain: int) -> None:
     """All that can be known before anything is written or submitted."""
     client.require("sbatch")
+    for job in jobs:
+        submit.check_free(job, "take-over" in flags)
     if "force" not in flags:
         partitions = client.partitions()
         for job in jobs:

@@ -44,8 +44,7 @@ def _ended(suite: Suite, job: submit.Job, job_id: str) -> results.Launch:
     from .test import launch_of
 
     code = wait_for([job_id], job.plan.config.sacct)
-    ours = [found for found in jobs.known(_root(job)) if found.job_id == job_id]
-    found = jobs.with_states(ours, job.plan.config.sacct)[0]
+    found = jobs.with_states(jobs.of_ids(_root(job), [job_id]), job.plan.config.sacct)[0]
     failure = outcome.failure(found) if code else None
     lines, culprit = (failure.lines, failure.culprit) if failure else ((), None)
     left = local.Outcome(found.run_dir, code, lines, culprit.rank if culprit else None)

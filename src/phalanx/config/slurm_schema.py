@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         open_mode: str | None = None
         gpus: str | None = None
         array: str | None = None
+        dependency: str | None = None
 else:
     SbatchSettings = create_model(
         "SbatchSettings", __base__=_Options, **{name: _option(name) for name in sorted(PASSED)}

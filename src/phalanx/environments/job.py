@@ -103,6 +103,7 @@ def render_build(
             f"# {build.venv}, torch for the {build.wanted.kind} (phalanx {__version__})",
         ],
         ["set -o pipefail"],
+        _notes(),
         modules(config.modules),
         ["# Before", *texts] if texts else [],
         required(plan.secrets),
@@ -159,6 +160,18 @@ def _python(build: Build) -> list[str]:
     ]
 
 
+def _notes() -> list[str]:
+    """For `phalanx status`, which looks where `phalanx env job` says in the argument; `sbatch FILE`
+    says nothing."""
+    return [
+        "# How it went, for phalanx status",
+        "run_dir=${1:-}",
+        '[ -z "$run_dir" ] || date +%s >>"$run_dir/jobs/$SLURM_JOB_ID.start"',
+        'note() { [ -z "$run_dir" ] || echo "$1" >"$run_dir/jobs/$SLURM_JOB_ID.exit"; }',
+        "trap 'note \"$?\"' EXIT",
+    ]
+
+
 def _target(venv: str) -> list[str]:
     return [
         "# The folder: an existing one is left alone, one that a failure leaves is removed",
@@ -168,7 +181,7 @@ def _target(venv: str) -> list[str]:
         "  exit 2",
         "fi",
         f': >"$venv/{UNFINISHED}"',
-        f'trap \'[ ! -e "$venv/{UNFINISHED}" ] || rm -rf "$venv"\' EXIT',
+        f'trap \'note "$?"; [ ! -e "$venv/{UNFINISHED}" ] || rm -rf "$venv"\' EXIT',
     ]
 
 

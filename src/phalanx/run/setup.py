@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from .. import registry
+from .. import claims, registry
 from ..config import JobConfig, Loaded, load_config, load_run_config, save_run_config
 from ..devices import device_index
 from ..errors import PlanError, UsageError
@@ -29,6 +29,7 @@ from .session import open_session
 
 log = logging.getLogger("phalanx")
 _current: Run | None = None
+_claim: claims.Claim | None = None  # rank 0's, of a run directory that no launch has claimed
 _started = False  # whether this process has had a run: the launch's own directory is the first one's
 
 
@@ -81,6 +82,7 @@ def init(**settings: Any) -> Run:
     try:
         run = _start(strategy, loaded)
     except BaseException:
+        _release()
         strategy.teardown(failed=True)
         raise
     _current, _started = run, True
@@ -156,6 +158,7 @@ def _share(strategy: Strategy, loaded: Loaded) -> Shared:
 
 
 def _decide(loaded: Loaded) -> Shared:
+    global _claim
     config = loaded.config
     source = _source(config)
     launched = None if _started else os.environ.get("PHALANX_RUN_DIR")
@@ -166,9 +169,10 @@ def _decide(loaded: Loaded) -> Shared:
     else:
         run_dir = new_run_dir(config.run_root, _run_name(config), config.run_permissions)
         share(run_dir)
-    attempt = next_attempt(run_dir)
     if not launched:
+        _claim = claims.take(run_dir, claims.of_this_process())
         save_run_config(loaded, run_dir)
+    attempt = next_attempt(run_dir)
     if config.dry_run:
         mark_dry(run_dir)
         return Shared(loaded, run_dir, attempt, source is not None, source)
@@ -274,11 +278,20 @@ def _log_to(path: Path, main: bool) -> None:
         log.addHandler(terminal)
 
 
+def _release() -> None:
+    """Others may go on in the run directory now."""
+    global _claim
+    if _claim is not None:
+        _claim.release()
+    _claim = None
+
+
 def _forget() -> None:
     global _current
     if _current is not None:
         atexit.unregister(_current.close)
     _current = None
+    _release()
     for handler in list(log.handlers):
         log.removeHandler(handler)
         handler.close()

@@ -216,9 +216,12 @@ def _nodes(text: str) -> Iterator[Stop]:
         yield Stop(what, found.start(), node=found["node"])
 
 
+TIME_LIMIT = (
+    "the time limit was reached: set time to more, or go on in a further job from a checkpoint "
+    "(checkpoint.every_steps, --chain)"
+)
 _REASONS = {
-    "TIME LIMIT": "the time limit was reached: set time to more, or go on in a further job from a checkpoint "
-    "(checkpoint.every_steps, --chain)",
+    "TIME LIMIT": TIME_LIMIT,
     "PREEMPTION": "the job was preempted by another of higher priority",
     "NODE FAILURE": "a node of the job failed",
     "JOB REQUEUE": "the job was requeued",

@@ -8,21 +8,21 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 
-from .. import conda, engines, shell
+from .. import claims, conda, engines, shell
 from ..config import RESERVED, Loaded, save_run_config
 from ..containers import probe
-from ..errors import MissingExtraError, PlanError
+from ..errors import MissingExtraError, PhalanxError, PlanError
 from ..plan import LaunchPlan
 from ..registry import LAUNCHERS, load
 from ..rundir import DRY_CHECKPOINTS, discard, find_run_dir, mark_dry, new_run_dir, shared, write_atomic
 from ..uses_api import check_dry_run
-from . import process, verdict
+from . import local_notes, process, verdict
 from .source import save_source
 
 # Variables by which another launch would tell its ranks who they are. Those of Slurm and MPI stay: their
@@ -50,19 +50,34 @@ class Outcome:
     signal: int | None = None
 
 
-def run_now(plan: LaunchPlan, loaded: Loaded) -> int:
+def run_now(plan: LaunchPlan, loaded: Loaded, run_dir: Path | None = None, take_over: bool = False) -> int:
     """Start the plan's ranks, wait for them, and say who failed; the exit code is the script's.
+    What `phalanx status` and `cancel` need to know stands in the run directory meanwhile.
 
     Raises PlanError or MissingExtraError before anything is written when it can't work.
     """
-    outcome = launch(plan, loaded)
+    noted = local_notes.Noted(local_notes.of_launch(plan, None))
+    try:
+        outcome = launch(plan, loaded, run_dir, take_over, noted.begin)
+    except PhalanxError as error:
+        noted.end(error.exit_code, False, (str(error),), None)
+        raise
+    noted.end(outcome.code, outcome.signal is not None, outcome.lines, outcome.culprit)
     if outcome.lines:
         print("\n".join(outcome.lines), file=sys.stderr)
     return outcome.code
 
 
-def launch(plan: LaunchPlan, loaded: Loaded, run_dir: Path | None = None) -> Outcome:
-    """The same, with the words on its end left to the caller; in a run directory that is there, if one is given."""
+def launch(
+    plan: LaunchPlan,
+    loaded: Loaded,
+    run_dir: Path | None = None,
+    take_over: bool = False,
+    begin: Callable[[Path], None] = lambda _: None,
+) -> Outcome:
+    """The same, with the words on its end left to the caller; in a run directory that is there, if
+    one is given. `begin` is told the run directory once it is claimed; `take_over`: also from an
+    attempt that may still run."""
     check(plan)
     resume, new = loaded.config.resume, run_dir is None
     if loaded.config.dry_run:
@@ -70,13 +85,26 @@ def launch(plan: LaunchPlan, loaded: Loaded, run_dir: Path | None = None) -> Out
     elif run_dir is None and resume is not None:
         run_dir, new = find_run_dir(loaded.config.run_root, plan.name, resume), False
     run_dir = run_dir or new_run_dir(loaded.config.run_root, plan.name, loaded.config.run_permissions)
-    with _removed_unless_started(run_dir if new else None):
-        environment = _write(plan, loaded, run_dir)
+    launch_id = secrets.token_hex(4)
+    me = claims.of_this_process(launch_id, _job(plan))
+    with _removed_unless_started(run_dir if new else None), claims.claimed(run_dir, me, take_over):
+        begin(run_dir)
+        environment = {**_write(plan, loaded, run_dir), "PHALANX_LAUNCH_ID": launch_id}
         print(f"run directory: {run_dir}", file=sys.stderr, flush=True)
         start = time.time()
         ended = process.run(_words(plan), environment)
     shutil.rmtree(run_dir / DRY_CHECKPOINTS, ignore_errors=True)
     return _conclude(plan, run_dir, start, ended)
+
+
+def _job(plan: LaunchPlan) -> claims.Job | None:
+    """The allocation whose end is that of all ranks."""
+    if plan.allocation is None:
+        return None
+    around = claims.job_around(os.environ)
+    if around is not None and around.number == plan.allocation.job_id:
+        return around
+    return claims.Job(claims.cluster_name(os.environ) or "", plan.allocation.job_id)
 
 
 def with_source(loaded: Loaded, name: str) -> Loaded:
@@ -211,7 +239,7 @@ def _write(plan: LaunchPlan, loaded: Loaded, run_dir: Path) -> dict[str, str]:
         write_atomic(run_dir / "job.sh", shell.script(plan.command, plan.environment, str(Path.cwd())))
         save_source(Path(plan.script or "."), run_dir)
     own = {name: shell.evaluate(value) for name, value in plan.environment.items()}
-    return {**without_other_launches(os.environ), **own, "PHALANX_LAUNCH_ID": secrets.token_hex(4)}
+    return {**without_other_launches(os.environ), **own}
 
 
 def without_other_launches(environ: Mapping[str, str]) -> dict[str, str]:

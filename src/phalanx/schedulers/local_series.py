@@ -68,13 +68,10 @@ def run(planned: Sequence[Planned], series: str, hint: str = "") -> int:
 def _prepare(planned: Sequence[Planned], series: str) -> list[_Member]:
     """A run directory with its note for each, so that those that wait are known too."""
     members: list[_Member] = []
-    runner = local_notes.this_process()
     try:
         for one in planned:
             run_dir = one.run_dir or local.prepare(one.plan, one.loaded)
-            plan = one.plan
-            job = plan.allocation.job_id if plan.allocation else None
-            note = Note(plan.name, series, time.time(), plan.nodes, plan.cwd, runner, job)
+            note = local_notes.of_launch(one.plan, series)
             members.append(_Member(one, run_dir, note))
             (run_dir / local_notes.CANCEL).unlink(missing_ok=True)
             note.write(run_dir)

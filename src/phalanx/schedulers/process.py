@@ -141,6 +141,9 @@ class _Relay:
         return bytes(self._tail).decode(errors="replace")
 
     def _copy(self) -> None:
+        # A signal that this thread got would not wake the one that waits for the child (it may, after SIGCONT).
+        if os.name == "posix":
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
         while chunk := self._read():
             self._tail += chunk
             del self._tail[:-KEPT]

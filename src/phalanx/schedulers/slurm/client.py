@@ -15,7 +15,7 @@ from ...errors import PlanError, SchedulerError
 TIMEOUT = 60.0  # seconds for one call; slurmctld may be slow, but a command must not hang
 # Users' variables that change what the programs print, or which jobs they mean.
 _FORMATS = re.compile(r"(SQUEUE|SINFO|SACCT|SCONTROL|SCANCEL)_|SLURM_(TIME_FORMAT|BITSTR_LEN|DEBUG)")
-_JOB_ID = re.compile(r"^\s*(?:Submitted batch job )?(\d+)(?:;\S+)?(?: on cluster \S+)?\s*$", re.MULTILINE)
+_JOB_ID = re.compile(r"^\s*(?:Submitted batch job )?(\d+)(?:;(\S+))?(?: on cluster (\S+))?\s*$", re.MULTILINE)
 # What sbatch says, and the setting behind it.
 _CAUSES = (
     ("invalid partition", "partition"),
@@ -81,10 +81,15 @@ def submit(words: Sequence[str], environment: Mapping[str, str]) -> str:
 
     `environment` travels with the job as it is.
     """
+    return submit_to(words, environment)[0]
+
+
+def submit_to(words: Sequence[str], environment: Mapping[str, str]) -> tuple[str, str | None]:
+    """The same, with the cluster's name where sbatch tells it."""
     done = run(["sbatch", "--parsable", *words], environment)
     found = _JOB_ID.findall(done.stdout)
     if done.returncode == 0 and found:
-        return str(found[-1])
+        return found[-1][0], found[-1][1] or found[-1][2] or None
     if done.returncode == 0:
         raise SchedulerError(f"sbatch named no job id: it said {(done.stdout + done.stderr).strip()!r}")
     raise SchedulerError(_refusal(done.stderr.strip() or done.stdout.strip()))

@@ -11,22 +11,25 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from ... import claims
 from ...errors import PlanError, did_you_mean
 from .. import local_notes
-from . import output, states
+from . import identity, output, states
 from .states import JobState, base_id
 
 _GONE = "GONE"  # neither Slurm nor its exit code tell how it ended
 _NEVER_STARTED = local_notes.NEVER_STARTED
 _NOT_STARTED = "not started yet, or never"
+_SKEW = 60.0  # seconds that clocks may differ
 _UNKNOWN = JobState("", "", "UNKNOWN", "Slurm was not asked")
 
 
 @dataclass(frozen=True)
 class OurJob:
-    """A job that was submitted for a run, or one task of an array. `state` is Slurm's word, or what the run
-    directory tells; `chain` is (number, of how many). `local` is the note of a run that is no job, but a member of a
-    series on this machine."""
+    """A job that was submitted for a run, or one task of an array. `state` is Slurm's word, or what
+    the run directory tells; `chain` is (number, of how many). `cluster` and `slurm_submitted` are
+    Slurm's own words, None in old notes; one `by_hand` has no note. `local` is the note of a run
+    that is no job, but a launch of `phalanx run`."""
 
     job_id: str
     run_dir: Path
@@ -38,6 +41,9 @@ class OurJob:
     chain: tuple[int, int] | None = None
     state: JobState = field(default=_UNKNOWN)
     local: local_notes.Note | None = None
+    cluster: str | None = None
+    slurm_submitted: float | None = None
+    by_hand: bool = False
 
     @property
     def began(self) -> bool:
@@ -66,21 +72,21 @@ class OurJob:
 
 
 def known(root: Path) -> list[OurJob]:
-    """All jobs that were submitted under a run root, and members of local series, oldest first."""
-    found: dict[str, OurJob] = {}
-    local = []
-    for run_dir in _folders(_folders([root])):
-        paths = _notes(run_dir)
-        notes = [job for path in paths if (job := read_note(path))]
-        found |= {job.job_id: job for job in notes}
-        if run_dir / local_notes.NOTE in paths and (one := _local(run_dir)):
-            local.append(one)
-        if re.fullmatch(r"job-\d+", run_dir.name) and not notes:
-            job = _by_hand(run_dir)
-            found.setdefault(job.job_id, job)
-    return sorted(
-        [*found.values(), *local], key=lambda job: (job.submitted, 0 if job.local else int(base_id(job.job_id)))
-    )
+    """All jobs that were submitted under a run root, and launches of `phalanx run`, oldest
+    first."""
+    found = [job for run_dir in _folders(_folders([root])) for job in of_run(run_dir)]
+    return sorted(found, key=lambda job: (job.submitted, 0 if job.local else int(base_id(job.job_id))))
+
+
+def of_run(run_dir: Path) -> list[OurJob]:
+    """The jobs and launches of one run directory."""
+    paths = _notes(run_dir)
+    found = [job for path in paths if (job := read_note(path))]
+    if re.fullmatch(r"job-\d+", run_dir.name) and not found:
+        found = [_by_hand(run_dir)]
+    if run_dir / local_notes.NOTE in paths and (one := _local(run_dir)):
+        found.append(one)
+    return found
 
 
 def _local(run_dir: Path) -> OurJob | None:
@@ -124,6 +130,8 @@ def read_note(path: Path) -> OurJob | None:
             job_name=note.get("job_name") or note["name"],
             nodes=note.get("nodes"),
             chain=(note["chain"][0], note["chain"][1]) if note.get("chain") else None,
+            cluster=note.get("cluster"),
+            slurm_submitted=note.get("slurm_submitted"),
         )
     except (OSError, ValueError, KeyError, TypeError, IndexError):
         return None
@@ -132,7 +140,10 @@ def read_note(path: Path) -> OurJob | None:
 def _by_hand(run_dir: Path) -> OurJob:
     """A saved script that was submitted by `sbatch FILE` makes its own run directory."""
     name = run_dir.parent.name
-    return OurJob(run_dir.name.removeprefix("job-"), run_dir, name, run_dir.stat().st_ctime, job_name=name)
+    job_id = run_dir.name.removeprefix("job-")
+    began = claims.first(run_dir)
+    cluster = began.job.cluster if began and began.job else None
+    return OurJob(job_id, run_dir, name, run_dir.stat().st_ctime, job_name=name, cluster=cluster, by_hand=True)
 
 
 def select(jobs: Sequence[OurJob], target: str) -> list[OurJob]:
@@ -168,6 +179,12 @@ def newest(jobs: Sequence[OurJob]) -> list[OurJob]:
     return list({job.run_dir: job for job in sorted(jobs, key=lambda job: job.submitted)}.values())
 
 
+def of_ids(root: Path, ids: Sequence[str]) -> list[OurJob]:
+    """The jobs just submitted: older ones may have had the same numbers."""
+    found = {job.job_id: job for job in known(root)}
+    return [found[job_id] for job_id in ids if job_id in found]
+
+
 def elsewhere(job_id: str) -> OurJob | None:
     """A job that Slurm knows, and whose run directory lies under another run root; None if Slurm knows no such job.
 
@@ -184,6 +201,8 @@ def elsewhere(job_id: str) -> OurJob | None:
             f"job {job_id} ({said.name}, {said.state}) was not submitted by phalanx, or its run directory is gone: "
             f"use scontrol show job {job_id}, scancel {job_id}"
         )
+    if identity.on_another_cluster(job.cluster, identity.here()) or not identity.is_ours(job, said):
+        raise PlanError(f"job {job_id} is another one than that of {job.run_dir}, which had its number before")
     return replace(job, job_id=said.job_id if said.task else said.base)
 
 
@@ -203,17 +222,44 @@ def with_states(jobs: Sequence[OurJob], sacct: str = "auto", ask: bool = True) -
 
     `ask` False: as far as the run directories tell. Raises SchedulerError if Slurm doesn't answer.
     """
-    ids = dict.fromkeys(base_id(job.job_id) for job in jobs if job.local is None)
-    ids |= dict.fromkeys(
-        job.local.allocation for job in jobs if job.local and job.local.allocation and job.local.unseen
-    )
-    said = states.ask(list(ids), sacct) if ask else {}
-    return [one for job in jobs for one in _entries(job, said.get(_asked_of(job), []), ask)]
+    here = identity.here() if ask and any(_cluster(job) for job in jobs) else None
+    asked = {number: None for job in jobs if ask and (number := _asked_of(job, here))}
+    said = states.ask(list(asked), sacct)
+    found = []
+    for job in jobs:
+        number = _asked_of(job, here) if ask else None
+        entries = _entries(job, _about(job, said.get(number or "", [])), number is not None)
+        foreign = identity.on_another_cluster(_cluster(job), here)
+        found += [_elsewhere(one, here or "") for one in entries] if foreign else list(entries)
+    return found
 
 
-def _asked_of(job: OurJob) -> str:
-    """Whose state tells of this job: of a local run its allocation's may."""
-    return (job.local.allocation or job.job_id) if job.local else base_id(job.job_id)
+def _cluster(job: OurJob) -> str | None:
+    return job.local.cluster if job.local else job.cluster
+
+
+def _asked_of(job: OurJob, here: str | None) -> str | None:
+    """Whose state tells of this job: of a local run its allocation's may. None: Slurm here can't
+    tell."""
+    if identity.on_another_cluster(_cluster(job), here):
+        return None
+    if job.local:
+        return job.local.allocation if job.local.unseen else None
+    return base_id(job.job_id)
+
+
+def _about(job: OurJob, said: list[JobState]) -> list[JobState]:
+    """What is about this very job: its number may be another's by now."""
+    if job.local is not None:  # its allocation was there before it
+        return [one for one in said if one.submitted is None or one.submitted <= job.submitted + _SKEW]
+    return [one for one in said if identity.is_ours(job, one)]
+
+
+def _elsewhere(job: OurJob, here: str) -> OurJob:
+    """One on another cluster, as far as its run directory tells."""
+    if job.state.state != "UNKNOWN":
+        return job
+    return replace(job, state=replace(job.state, reason=f"on cluster {_cluster(job)}, and this is {here}"))
 
 
 def _seen(job: OurJob, note: local_notes.Note, said: list[JobState], asked: bool) -> OurJob:

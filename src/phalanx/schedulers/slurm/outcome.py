@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from .. import local_notes, verdict
-from ..deaths import since
+from ..deaths import TIME_LIMIT, since, stop
 from . import states
 from .jobs import OurJob, last_start
 
@@ -17,7 +17,7 @@ _TAIL = 256 * 1024  # bytes at the end of a file of records that are read
 _OUTPUT = 64 * 1024  # and of a job's output
 # What Slurm does of its own accord, and what would help.
 _BY_SLURM = {
-    "TIMEOUT": "it reached its time limit: set time, or --chain N to go on in further jobs",
+    "TIMEOUT": "it reached its time limit",
     "CANCELLED": "it was cancelled",
     "PREEMPTED": "it was preempted by another job",
     "NODE_FAIL": "one of its nodes failed",
@@ -115,9 +115,9 @@ def failure(job: OurJob) -> Failure | None:
     if job.local is not None:
         return _of_local(job, job.local)
     if state.state in _BY_SLURM:
-        by = f" (by user {state.reason})" if state.state == "CANCELLED" and state.reason.isdecimal() else ""
-        limit = f" ({duration(state.limit)})" if state.state == "TIMEOUT" and state.limit else ""
-        return Failure((f"{state.state}: {_BY_SLURM[state.state]}{by}{limit}",))
+        return Failure((f"{state.state}: {_BY_SLURM[state.state]}{_more(job)}",))
+    if reason := not_run(job):
+        return Failure((f"not run: {reason}",))
     ended = (job.run_dir / "jobs" / f"{job.number}.exit").exists()
     if state.state == "FAILED" and not ended and not any(job.run_dir.glob("errors/*.json")) and not state.signal:
         return Failure((f"the job's script ended with exit code {state.code} before its end: see its output",))
@@ -125,7 +125,44 @@ def failure(job: OurJob) -> Failure | None:
     culprit, stopped = verdict.judge(attempt)
     if state.state == "GONE" and culprit is None and stopped is None:
         return None
+    if stopped is not None and stopped.what == TIME_LIMIT and job.chain is not None:
+        return Failure((f"the time limit was reached{_more(_timed_out(job))}",))
     return Failure(tuple(verdict.conclude(attempt)[0]), culprit)
+
+
+def not_run(job: OurJob) -> str:
+    """Why the job's script ended before its launch, as it said itself; empty for one that
+    launched."""
+    return tail(job.run_dir / "jobs" / f"{job.number}.notrun", _OUTPUT).strip()
+
+
+def _more(job: OurJob) -> str:
+    """What else is known of an end by Slurm, and what to do about it."""
+    state = job.state
+    if state.state == "CANCELLED" and state.reason.isdecimal():
+        return f" (by user {state.reason})"
+    if state.state == "NODE_FAIL":
+        return f": {nodes}" if (nodes := _failed_nodes(job)) else ""
+    if state.state != "TIMEOUT":
+        return ""
+    limit = f" ({duration(state.limit)})" if state.limit else ""
+    if job.chain is None:
+        return f": set time, or --chain N to go on in further jobs{limit}"
+    if job.chain[0] < job.chain[1]:
+        return f"{limit}: the next job of the chain goes on"
+    return f"{limit}, as the last of its chain: phalanx retry {job.run_dir.name} goes on"
+
+
+def _failed_nodes(job: OurJob) -> str:
+    """By the job's output, else those of its nodes that are down now."""
+    stopped = stop("\n".join(tail(path, _OUTPUT) for path in job.outputs()), [])
+    if stopped is not None and stopped.node:
+        return stopped.node
+    return ", ".join(states.down_now(job.state.hosts))
+
+
+def _timed_out(job: OurJob) -> OurJob:
+    return replace(job, state=replace(job.state, state="TIMEOUT"))
 
 
 def _of_local(job: OurJob, note: local_notes.Note) -> Failure | None:

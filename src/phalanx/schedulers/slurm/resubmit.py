@@ -11,22 +11,23 @@ from pathlib import Path
 
 from ... import secret
 from ...errors import PlanError
-from ...rundir import write_atomic
-from . import client, outcome
+from . import client, identity, in_use, outcome
 from .jobs import OurJob
 from .submit import submission_environment, with_secrets
 
 _OUTPUT = re.compile(r"^#SBATCH --output[= ]", re.MULTILINE)
 
 
-def check(job: OurJob) -> None:
-    """Raise PlanError for a run whose job can't be submitted once more."""
+def check(job: OurJob, sacct: str, take_over: bool) -> None:
+    """Raise PlanError for a run whose job can't be submitted once more; `take_over`: also where one
+    may still run."""
     if job.run_dir.name.startswith("array-"):
         task = job.run_dir.name.removeprefix("array-")
         raise PlanError(f"job {job.job_id} is a task of an array: submit that one anew, with --array {task}")
     if not (job.run_dir / "job.sh").is_file() or not (job.run_dir / "jobs" / f"{job.job_id}.json").is_file():
         raise PlanError(f"{job.run_dir} has no job.sh of phalanx submit: submit its script by sbatch, as before")
     check_secrets(job.run_dir, os.environ)
+    in_use.check(job.run_dir, None, sacct, take_over)
 
 
 def check_secrets(run_dir: Path, environ: Mapping[str, str]) -> None:
@@ -49,8 +50,8 @@ def resubmit(job: OurJob) -> str:
     if not _OUTPUT.search(script):
         words.insert(0, f"--output={str(job.run_dir).replace('%', '%%')}/slurm-%j.out")
     names = {name: os.environ[name] for name in _secrets(job.run_dir)}
-    job_id = client.submit(words, with_secrets(submission_environment(script), names))
+    new = client.submit_to(words, with_secrets(submission_environment(script), names))
     note = json.loads((job.run_dir / "jobs" / f"{job.job_id}.json").read_text(encoding="utf-8"))
-    note |= {"job_id": job_id, "submitted": time.time(), "chain": None}
-    write_atomic(job.run_dir / "jobs" / f"{job_id}.json", json.dumps(note))
-    return job_id
+    note |= {"job_id": new[0], "submitted": time.time(), "chain": None, "after": None}
+    identity.keep(job.run_dir / "jobs" / f"{new[0]}.json", note, new)
+    return new[0]

@@ -10,15 +10,16 @@ from ...config.walltime import seconds
 from ...errors import PhalanxError, TopologyError
 from ...hostlist import expand_hostlist
 from . import client
+from .identity import unix
 
 _SEPARATOR = "\x1f"  # names and folders may hold | and commas
 _SQUEUE = (
     "JobArrayID", "JobID", "State", "Reason", "NumNodes", "TimeUsed", "TimeLimit", "exit_code", "RestartCnt",
-    "Partition", "NodeList", "Dependency", "Name", "WorkDir",
+    "Partition", "NodeList", "Dependency", "Name", "WorkDir", "SubmitTime",
 )  # fmt: skip
 _SACCT = (
     "JobID", "JobIDRaw", "State", "Reason", "NNodes", "ElapsedRaw", "TimelimitRaw", "ExitCode", "Partition",
-    "NodeList", "JobName", "WorkDir",
+    "NodeList", "JobName", "WorkDir", "Submit",
 )  # fmt: skip
 SQUEUE_FORMAT = ",".join(f"{name}:{_SEPARATOR}" for name in _SQUEUE)
 SACCT_FORMAT = ",".join(_SACCT)
@@ -27,6 +28,7 @@ _DATABASE_TIMEOUT = 20.0  # seconds for what can be done without
 _ID = re.compile(r"(?P<base>\d+)(?:_(?P<task>\d+|\[[^\]]*\]?))?(?:\+(?P<part>\d+))?")
 _ALIVE = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "REQUEUED", "REQUEUE_HOLD",
           "REQUEUE_FED", "RESIZING", "RESV_DEL_HOLD", "SIGNALING", "SPECIAL_EXIT", "STAGE_OUT")  # fmt: skip
+_DOWN = re.compile(r"down|fail|unk|error")
 _NOTHING = ("", "None", "(null)", "N/A", "Unknown", "None assigned")
 
 
@@ -34,7 +36,7 @@ _NOTHING = ("", "None", "(null)", "N/A", "Unknown", "None assigned")
 class JobState:
     """A job, a task of an array, the tasks of an array that still wait (`12_[4-9%2]`), or a part of a
     heterogeneous job (`12+1`). `number` is what Slurm itself counts by (%j, SLURM_JOB_ID); `hosts` is Slurm's
-    compressed list; times in seconds."""
+    compressed list; times in seconds, `submitted` in Unix time."""
 
     job_id: str
     number: str
@@ -54,6 +56,7 @@ class JobState:
     stdout: str | None = None
     stderr: str | None = None
     command: str | None = None
+    submitted: float | None = None
 
     @property
     def base(self) -> str:
@@ -113,6 +116,18 @@ def detail(job_id: str) -> JobState | None:
     return from_scontrol(fields) if fields else None
 
 
+def down_now(hosts: str) -> list[str]:
+    """Those of the hosts that Slurm calls down, or failed; none where it doesn't answer."""
+    if not hosts:
+        return []
+    try:
+        done = client.run(["sinfo", "-h", "-N", "-n", hosts, "-o", "%N %T"], timeout=_DATABASE_TIMEOUT)
+    except PhalanxError:
+        return []
+    words = (line.split() for line in done.stdout.splitlines())
+    return sorted({name for name, state in (pair for pair in words if len(pair) == 2) if _DOWN.match(state)})
+
+
 def _squeue(ids: Sequence[str]) -> list[JobState]:
     done = client.run(["squeue", "--noheader", "--states=all", "--jobs=" + ",".join(ids), "--Format=" + SQUEUE_FORMAT])
     if done.returncode != 0 and "Invalid job id specified" not in done.stderr:
@@ -160,8 +175,8 @@ def from_sacct(text: str) -> list[JobState]:
 def _rows(text: str, names: tuple[str, ...]) -> Iterable[dict[str, str]]:
     for line in text.split("\n"):
         cells = [cell.strip() for cell in line.split(_SEPARATOR)][: len(names)]
-        if len(cells) == len(names) and is_id(cells[0]):
-            yield dict(zip(names, ("" if cell in _NOTHING else cell for cell in cells), strict=True))
+        if len(cells) in (len(names), len(names) - 1) and is_id(cells[0]):  # the last may be missing
+            yield dict(zip(names, ["" if cell in _NOTHING else cell for cell in cells] + [""], strict=False))
 
 
 def _of_squeue(row: Mapping[str, str]) -> JobState:
@@ -183,6 +198,7 @@ def _of_squeue(row: Mapping[str, str]) -> JobState:
         work_dir=row["WorkDir"],
         dependency=row["Dependency"],
         restarts=_number(row["RestartCnt"]),
+        submitted=unix(row["SubmitTime"]),
     )
 
 
@@ -206,6 +222,7 @@ def _of_sacct(row: Mapping[str, str]) -> JobState:
         partition=row["Partition"],
         name=row["JobName"],
         work_dir=row["WorkDir"],
+        submitted=unix(row["Submit"]),
     )
 
 
@@ -233,6 +250,7 @@ def from_scontrol(fields: Mapping[str, str]) -> JobState:
         stdout=said.get("StdOut"),
         stderr=said.get("StdErr"),
         command=said.get("Command"),
+        submitted=unix(said.get("SubmitTime", "")),
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -29,7 +28,7 @@ from ...shell import Word, evaluate
 from ...uses_api import check_dry_run
 from ..local import with_source, without_other_launches
 from ..source import save_snapshot, save_source, tracked
-from . import client
+from . import client, identity, in_use
 from .output import before_submission, expand_pattern, unknown_patterns
 
 _DRY_TIME, _DRY_SECONDS = "00:15:00", 900
@@ -196,10 +195,15 @@ def _check_snapshot(plan: LaunchPlan) -> None:
         raise PlanError(f"snapshot=true copies what git tracks, and {plan.script!r} is not: git add it")
 
 
-def warnings(job: Job) -> list[str]:
+def warnings(job: Job, chain: int = 1) -> list[str]:
     """What may be meant, but often isn't."""
     config = job.loaded.config
     found = []
+    if chain > 1 and config.checkpoint.every_steps is None:
+        found.append(
+            f"--chain {chain} without checkpoint.every_steps: each job begins anew, unless the script saves by itself "
+            "(run.save())"
+        )
     if job.plan.cpus_per_node is None and job.plan.launcher != "python":
         found.append("cpus_per_task is unset: Slurm gives a task one CPU, which all ranks of a node then share")
     if config.time is None:
@@ -210,6 +214,15 @@ def warnings(job: Job) -> list[str]:
         if job.plan.runtime == "venv" and not any(next(folder.glob("*phalanx*"), None) for folder in packages):
             found.append(f"venv {config.venv} seems to hold no phalanx, which its ranks need: pip install it there")
     return found
+
+
+def check_free(job: Job, take_over: bool) -> None:
+    """Whether the run that the job goes on with is free for it. Raises InUseError; `take_over`:
+    also where an attempt may still run."""
+    config = job.loaded.config
+    if config.resume is not None and not config.dry_run:
+        run_dir = find_run_dir(config.run_root, job.plan.name, config.resume)
+        in_use.check(run_dir, config.sbatch.dependency, config.sacct, take_over)
 
 
 def submit(job: Job, ids: list[str], chain: int = 1) -> Path:
@@ -230,14 +243,36 @@ def submit(job: Job, ids: list[str], chain: int = 1) -> Path:
         with shared(run_dir):
             _write(job, run_dir)
             for link in range(chain):
-                after = client.submit(_words(job, run_dir, after), environment)
-                ids.append(after)
-                _note_job(job, run_dir, after, (link + 1, chain) if chain > 1 else None)
+                new = client.submit_to(_words(job, run_dir, after), environment)
+                ids.append(new[0])
+                _note_job(job, run_dir, new, (link + 1, chain) if chain > 1 else None, after)
+                after = new[0]
     except BaseException:
         if not old and after is None:
             discard(run_dir)
         raise
     return run_dir
+
+
+def submit_script(job: Job) -> str:
+    """Submit a job that trains nothing, with a run directory for `phalanx status`; the job's id.
+
+    Raises SchedulerError with sbatch's words.
+    """
+    config = job.loaded.config
+    run_dir = new_run_dir(Path(job.plan.cwd, config.run_root), job.plan.name, config.run_permissions)
+    environment = with_secrets(submission_environment(job.script), job.plan.secrets)
+    with shared(run_dir):
+        try:
+            write_atomic(run_dir / "job.sh", job.script)
+            make_folder(run_dir / "jobs")
+            _make_output_folders(job)
+            new = client.submit_to(_words(job, run_dir, None), environment)
+        except BaseException:
+            discard(run_dir)
+            raise
+        _note_job(job, run_dir, new)
+    return new[0]
 
 
 def _write(job: Job, run_dir: Path) -> None:
@@ -317,7 +352,16 @@ def with_secrets(environment: Mapping[str, str], secrets: Mapping[str, Word]) ->
     return found
 
 
-def _note_job(job: Job, run_dir: Path, job_id: str, chain: tuple[int, int] | None) -> None:
+def _note_job(
+    job: Job,
+    run_dir: Path,
+    new: tuple[str, str | None],
+    chain: tuple[int, int] | None = None,
+    after: str | None = None,
+) -> None:
+    """`new` is the job's id, and its cluster's name if sbatch told it; `after` is the job before it
+    in the chain."""
+    job_id = new[0]
     note = {
         "v": 1,
         "job_id": job_id,
@@ -327,5 +371,6 @@ def _note_job(job: Job, run_dir: Path, job_id: str, chain: tuple[int, int] | Non
         "submitted": time.time(),
         "nodes": job.plan.nodes,
         "chain": chain,
+        "after": after,
     }
-    write_atomic(run_dir / "jobs" / f"{job_id}.json", json.dumps(note))
+    identity.keep(run_dir / "jobs" / f"{job_id}.json", note, new)
