@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any
 
 from .errors import UsageError
+from .gloo_end import let_gloo_finish_at_exit
 from .records import Epoch, Exit, RecordWriter, Resume, Start, Step, Workload, read_records
 from .rundir import is_dry, new_run_dir, next_attempt
 from .topology import Topology
@@ -77,6 +78,7 @@ class EpochTimer:
         self._epoch: int | None = None
         self._steps = 0
         self._begun = False
+        let_gloo_finish_at_exit()  # in each rank: here a launcher of another project may have started it
         if self._topology.rank != 0:
             return
         if self._csv is not None:
