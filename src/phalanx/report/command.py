@@ -58,7 +58,7 @@ def make(words: Sequence[str], root: Path, options: Options, out: Path, scaling:
         runs, looked_at = gather(words, root, scaling)
         _check_usable(runs, looked_at, words)
         analysis = analyse(runs, looked_at, options, meta=_meta())
-        _check_measured(analysis, options)
+        _check_measured(analysis, runs, options)
         return Made(analysis, tuple(_write(analysis, out)))
 
 
@@ -93,11 +93,11 @@ def _check_usable(runs: Sequence[RunData], looked_at: Sequence[Input], words: Se
     )
 
 
-def _check_measured(analysis: Analysis, options: Options) -> None:
+def _check_measured(analysis: Analysis, runs: Sequence[RunData], options: Options) -> None:
     points = [point for group in analysis.groups for line in group.lines for point in line.points]
     if any(point.epoch or point.step or point.throughput for point in points):
         return
-    benchmarks = any(len(run.allreduce) for run in analysis.runs)
+    benchmarks = any(len(run.allreduce) for run in runs)
     if benchmarks and not points:
         raise DataError(
             "these are all-reduce benchmarks alone, which a forecast uses: name your training runs beside them"

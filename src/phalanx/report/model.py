@@ -148,11 +148,11 @@ class Term:
 
 @dataclass(frozen=True)
 class Forecast:
-    """What steps would take at other sizes; or, with `refused`, why nothing can be said.
+    """What epochs, or steps, would take at other sizes; or, with `refused`, why nothing can be said.
 
-    `curve` rows: (nodes, ranks, seconds a step, low, high, efficiency); ranks None where they aren't known. `error`:
+    `curve` rows: (nodes, ranks, seconds, low, high, efficiency); ranks None where they aren't known. `error`:
     relative, of the fit at its points; None where as many terms as points leave none. `left_out_error`: the largest at
-    a point that was left out of the fit. `of`: what the times are of, "step" or (where steps aren't recorded) "epoch".
+    a point that was left out of the fit. `of`: what the times are of, "step" or "epoch".
     """
 
     refused: str = ""
@@ -175,6 +175,7 @@ class Line:
     points: tuple[Point, ...]
     baseline: bool = False
     forecast: Forecast | None = None
+    step_forecast: Forecast | None = None  # beside a forecast of epochs, that of their steps
     of: str = "epoch"  # whose time speedup and efficiency are of: "epoch", "sample" or "step"
     verdict: str = ""  # one sentence: is the next size worth it?
 

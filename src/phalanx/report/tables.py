@@ -169,14 +169,15 @@ def _comparisons(group: Group) -> Iterable[dict[str, Any]]:
 
 
 def _forecast(group: Group, line: Line) -> Iterable[dict[str, Any]]:
-    forecast = line.forecast
-    for nodes, ranks, seconds, low, high, efficiency in forecast.curve if forecast else ():
+    forecasts = [forecast for forecast in (line.forecast, line.step_forecast) if forecast]
+    rows = ((forecast.of, *row) for forecast in forecasts for row in forecast.curve)
+    for of, nodes, ranks, seconds, low, high, efficiency in rows:
         yield {
             "workload": group.title,
             "label": line.label,
             "nodes": nodes,
             "ranks": ranks,
-            "of": forecast.of if forecast else "",
+            "of": of,
             "time_s": seconds,
             "time_s_low": low,
             "time_s_high": high,

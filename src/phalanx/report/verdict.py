@@ -64,6 +64,11 @@ def _gain(line: Line, point: Point) -> str:
     )
 
 
+def like_its_points(line: Line) -> bool:
+    """Whether the forecast's efficiency is of the same quantity as the measured ones."""
+    return line.forecast is not None and (line.forecast.of == "epoch") == (line.of == "epoch")
+
+
 def growth(base: Size, size: Size) -> tuple[float, str]:
     """How many times the base a size is, and of what."""
     if base.ranks is None or size.ranks is None:
@@ -81,10 +86,12 @@ def _doubt(point: Point, wanted: float) -> str:
 
 
 def _beyond(line: Line, kept: Point, wanted: float) -> str:
-    """What the forecast adds."""
+    """What the forecast adds, if it is of what the line is of."""
     forecast = line.forecast
     if forecast is None or forecast.refused or kept is not line.points[-1]:
         return ""
+    if not like_its_points(line):
+        return " The forecast is of steps alone: what whole epochs keep beyond that isn't known."
     if forecast.most is None:
         return f" The forecast doesn't reach {percent(wanted)} anywhere: measure before you go on."
     more, _ = growth(kept.size, forecast.most)
