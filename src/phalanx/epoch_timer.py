@@ -181,7 +181,7 @@ class EpochTimer:
             rows = csv.DictWriter(file, columns or CSV_COLUMNS, extrasaction="ignore")
             if columns is None:
                 rows.writeheader()
-            rows.writerow({**row, "ranks": topology.world_size})
+            rows.writerow({**row, "ranks": topology.world_size, "workers": topology.world_size})
 
     def close(self, exception: str = "") -> None:
         """The last record, and all to the disk; `epochs`, `with` and the script's end do it."""

@@ -131,6 +131,8 @@ def _notes(lines: Sequence[Line], workload: Workload, ranking: str) -> list[str]
         for point in line.points:
             started = {run.launcher for run in own if run.size == point.size and run.launcher}
             notes += _unlike(f"{line.label} on {point.size.text}", "launchers", started)
+    if any(run.size.nodes == 0 for run in workload.runs):
+        notes.append("how many nodes these ranks were on isn't told: --ranks-per-node N says how many were on each")
     if workload.weak:
         notes.append("weak scaling: the work grows with the size, so that the ideal is a constant time")
     return notes

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from .axis import amount, labels, log_ticks, order, positions
+from .axis import amount, counted, labels, log_ticks, order, positions
 from .chart_values import Curve, Lines, Mark, Pick, Quantity, drawable, mark_of, runs_of, sizes_of, unit_of, words_of
 from .model import Analysis, Forecast, Group, Line, Size, Stat
 from .text import between, percent, ratio, unit_of_times
@@ -73,7 +73,7 @@ def _lines(
     return Lines(
         key=key,
         title=title,
-        x_title="nodes" if group.axis == "nodes" else "nodes x ranks per node",
+        x_title="nodes" if group.axis == "nodes" else counted(places),
         y_title=_y_title(title, unit, log),
         x_ticks=labels(places, sorted(sizes_of(group.lines), key=order(group.axis))),
         curves=tuple(curves),

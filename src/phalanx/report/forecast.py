@@ -88,6 +88,8 @@ def _told(model: Model, line: Line, wanted: float) -> Forecast:
 def _path(sizes: Sequence[Size]) -> list[Size]:
     """Sizes that one could go to: more ranks on the node up to as many as one had, then more nodes like that."""
     largest = max(sizes, key=extent)
+    if any(size.nodes == 0 for size in sizes):
+        return [Size(0, count) for count in _counts(min(map(extent, sizes)), extent(largest) * _FARTHEST)]
     ranks = largest.ranks and -(-largest.ranks // largest.nodes)
     first = min(sizes, key=extent)
     found: set[Size] = set()
@@ -127,7 +129,7 @@ def _shown(model: Model, path: Sequence[Size], most: Size | None) -> list[Size]:
         for size in sorted({*path, *measured}, key=lambda size: (extent(size), size.nodes))
         if size in measured
         or size == most
-        or (extent(size) <= until and size.nodes in doubled and (size.nodes > 1 or extent(size) in doubled))
+        or (extent(size) <= until and size.nodes in (*doubled, 0) and (size.nodes > 1 or extent(size) in doubled))
     ]
 
 

@@ -18,15 +18,17 @@ Numbers = NDArray[np.float64]
 
 @dataclass(frozen=True, order=True)
 class Size:
-    """How large a run was. `ranks` over all nodes; None in files that tell nodes only. Two sizes with the same ranks on
-    other numbers of nodes are two points."""
+    """How large a run was. `ranks` over all nodes; None in files that tell nodes only. `nodes` 0: not known, in files
+    that tell ranks only. Two sizes with the same ranks on other numbers of nodes are two points."""
 
     nodes: int
     ranks: int | None
 
     @property
     def text(self) -> str:
-        """`2x4`, nodes x ranks a node; `5 on 2` if those differ; `2 nodes`."""
+        """`2x4`, nodes x ranks a node; `5 on 2` if those differ; `2 nodes`, `8 ranks` where that is all."""
+        if self.nodes == 0:
+            return f"{self.ranks} rank{'s' if self.ranks != 1 else ''}"
         if self.ranks is None:
             return f"{self.nodes} node{'s' if self.nodes > 1 else ''}"
         if self.ranks % self.nodes:

@@ -83,7 +83,7 @@ def _point(group: Group, line: Line, point: Point) -> dict[str, Any]:
         "label": line.label,
         "scaling": line.scaling,
         "size": point.size.text,
-        "nodes": point.size.nodes,
+        "nodes": point.size.nodes or None,
         "ranks": point.size.ranks,
         "runs": point.runs,
         "base": line.base.text,
@@ -110,7 +110,7 @@ def _run(run: RunData) -> dict[str, Any]:
         "run": run.run_id,
         "path": run.path,
         "label": run.label,
-        "nodes": run.size.nodes,
+        "nodes": run.size.nodes or None,
         "ranks": run.size.ranks,
         "scaling": run.scaling,
         "launcher": run.launcher,
@@ -148,7 +148,7 @@ def _epochs(run: RunData) -> Iterable[dict[str, Any]]:
     for epoch, seconds in run.epochs:
         yield {
             "name": run.label,
-            "nodes": run.size.nodes,
+            "nodes": run.size.nodes or None,
             "ranks": run.size.ranks,
             "run": run.run_id,
             "epoch_id": int(epoch),
@@ -175,7 +175,7 @@ def _forecast(group: Group, line: Line) -> Iterable[dict[str, Any]]:
         yield {
             "workload": group.title,
             "label": line.label,
-            "nodes": nodes,
+            "nodes": nodes or None,
             "ranks": ranks,
             "of": of,
             "time_s": seconds,

@@ -49,7 +49,10 @@ def _worth(line: Line, point: Point, wanted: float) -> str:
 
 def _stop(line: Line, kept: Point, point: Point, wanted: float) -> str:
     text = f"Stay at {kept.size.text}: {point.size.text} is not worth it: {_gain(line, point)}"
-    return f"{text}, less than the {percent(wanted)} that are wanted{_doubt(point, wanted)}."
+    assert point.efficiency is not None
+    share = point.efficiency.value
+    exactly = f" ({share * 100:.2f}%)" if percent(share) == percent(wanted) else ""
+    return f"{text}{exactly}, less than the {percent(wanted)} that are wanted{_doubt(point, wanted)}."
 
 
 def _gain(line: Line, point: Point) -> str:

@@ -45,7 +45,8 @@ class WholeEpochs(Model):
 
 def epochs_of_steps(steps: Model, line: Line, runs: Sequence[RunData]) -> WholeEpochs | None:
     """None where epochs or their numbers of steps aren't known at two sizes at least."""
-    known = [(point.size, point.epoch) for point in line.points if point.epoch is not None and point.size.ranks]
+    sizes = [size for size, _ in steps.measured]
+    known = [(point.size, point.epoch) for point in line.points if point.epoch is not None and point.size in sizes]
     number = _steps_of_an_epoch(steps, line, runs)
     if number is None or len(known) < 2:
         return None
