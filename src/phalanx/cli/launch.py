@@ -16,6 +16,8 @@ from ..plan import LaunchPlan
 from ..planner import make_plan, run_name
 from ..program import Program, from_training_cmd
 from ..rundir import find_run_dir
+from ..schedulers import series
+from ..schedulers.series import Member
 from .options import Scanned
 
 OPTIONS = """\
@@ -65,6 +67,12 @@ def request_of(scanned: Scanned, command: str, member: Mapping[str, str] | None 
         if before.exists():
             loaded = _load(scanned, (before,), member, origin)
     return Request(loaded, program)
+
+
+def name_of_member(scanned: Scanned, command: str, member: Member, origin: str) -> str:
+    """What a member's name begins with: `${strategy}` and the like in the job's name are the member's own."""
+    own = request_of(scanned, command, member.own, origin)
+    return series.base_name(own.loaded.config, own.program)
 
 
 def _refuse_resume(config: JobConfig) -> None:
