@@ -15,18 +15,20 @@ from ..facts import Facts, gather
 from ..plan import LaunchPlan
 from ..planner import make_plan, run_name
 from ..program import Program, from_training_cmd
+from ..registry import LAUNCHERS, STRATEGIES
 from ..rundir import find_run_dir
 from ..schedulers import series
 from ..schedulers.series import Member
 from .options import Scanned
 
-OPTIONS = """\
+OPTIONS = f"""\
 options (before SCRIPT; what follows it is the script's own, untouched):
   -c, --config FILE      settings file (YAML); may be repeated, later ones win
       --nproc N          ranks per node: a number, auto, gpu or cpu
   -j NODESxPROCS         nodes and ranks per node, such as 2x4
-  -s, --strategy NAME    single, ddp or fsdp; unset: ddp if there is more than one process
-      --launcher NAME    auto, python, torchrun, srun, mpirun, horovodrun, deepspeed, ray
+  -s, --strategy NAME    {", ".join(STRATEGIES)};
+                         unset: ddp if there is more than one process
+      --launcher NAME    auto, {", ".join(LAUNCHERS)}
       --device NAME      auto, cpu, cuda or mps
       --backend NAME     torch.distributed backend; unset: nccl on cuda, gloo on cpu
       --resume RUN       go on with a run: its path or id, or 'latest'
