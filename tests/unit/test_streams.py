@@ -86,8 +86,9 @@ def test_lists_of_strategies_and_launchers_are_whole(capsys):
         main([name, "--help"])
         for option, listed in re.findall(r"--(strategy|launcher) NAME +(.*)", capsys.readouterr().out):
             table = STRATEGIES if option == "strategy" else LAUNCHERS
-            assert set(re.findall(r"\w+", listed)) - {"auto"} == set(table), (name, listed)
-            found.add((option, name))
+            names = set(re.findall(r"\w+", listed)) & set(table)
+            assert not names or names == set(table), (name, listed)
+            found |= {(option, name)} if names else set()
     assert {(option, name) for option in ("strategy", "launcher") for name in ("run", "plan", "submit")} <= found
     readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
     assert [name for name in (*STRATEGIES, *LAUNCHERS) if f"`{name}`" not in readme] == []
