@@ -1,6 +1,7 @@
 """The options that all scripts of this folder share; config/*.yaml have their values."""
 
 import os
+import socket
 import sys
 
 from model import MODELS
@@ -62,7 +63,10 @@ def one_process_unless_launched():
     """For scripts by hand: what a launcher tells each process, for one that nobody launched as one of several."""
     topology = phalanx.Topology.current()
     if topology.world_size == 1:
-        for name, value in {**topology.environ(), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}.items():
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+        for name, value in {**topology.environ(), **place}.items():
             os.environ.setdefault(name, value)
     missing = [name for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
     if missing:
