@@ -67,19 +67,28 @@ def point(nodes: int, label: str = "ddp") -> Point:
 
 def line(label: str, nodes: tuple[int, ...] = NODES, forecast: Forecast | None = None) -> Line:
     points = tuple(point(count, label) for count in nodes)
-    made = Line(label, "strong", points[0].size, points, "baseline" in label, forecast)
+    of_steps = replace(forecast, of="step", curve=tuple(_per_step(row) for row in forecast.curve)) if forecast else None
+    made = Line(label, "strong", points[0].size, points, "baseline" in label, forecast, of_steps)
     return replace(made, verdict=verdict(made, 0.7))
+
+
+def _per_step(
+    row: tuple[int, int | None, float, float, float, float],
+) -> tuple[int, int | None, float, float, float, float]:
+    nodes, ranks, seconds, low, high, efficiency = row
+    return nodes, ranks, seconds / STEPS, low / STEPS, high / STEPS, efficiency
 
 
 def forecast(label: str = "ddp", until: int = 64) -> Forecast:
     nodes = [2**power for power in range(int(math.log2(until)) + 1)]
     base = seconds_of_step(1, label)
     curve = [
-        (n, 4 * n, step, step * (1 - 0.01 * n**0.6), step * (1 + 0.012 * n**0.6), base / step / n)
+        (n, 4 * n, epoch, epoch * (1 - 0.01 * n**0.6), epoch * (1 + 0.012 * n**0.6), base * STEPS / epoch / n)
         for n in nodes
-        for step in [seconds_of_step(n, label)]
+        for epoch in [seconds_of_step(n, label) * STEPS]
     ]
     return Forecast(
+        of="epoch",
         terms=(
             Term("compute", COMPUTE * FACTORS[label][0], "s a step on one rank", "fitted", 0.003),
             Term(

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from data import dataset, loader
 from model import MODELS
-from options import parser
+from options import one_process_unless_launched, parse
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DistributedSampler
@@ -18,7 +18,8 @@ import phalanx
 
 
 def main():
-    args = parser(__doc__).parse_args()
+    args = parse(__doc__)
+    one_process_unless_launched()
     cuda = torch.cuda.is_available()
     local_rank = int(os.environ["LOCAL_RANK"])
     device = torch.device("cuda", local_rank % torch.cuda.device_count()) if cuda else torch.device("cpu")
@@ -44,6 +45,7 @@ def main():
     )  # fmt: skip
     for epoch in timer.epochs(args.epochs):
         sampler.set_epoch(epoch)
+        images.set_epoch(epoch)
         for index, (batch, labels) in enumerate(train):
             batch, labels = batch.to(device, non_blocking=True), labels.to(device, non_blocking=True)
             loss = loss_fn(model(batch), labels)

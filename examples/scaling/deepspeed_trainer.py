@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from data import dataset, loader
 from model import MODELS
-from options import parser
+from options import one_process_unless_launched, parse
 from torch import nn
 from torch.utils.data import DistributedSampler
 
@@ -16,7 +16,8 @@ import phalanx
 
 
 def main():
-    args = parser(__doc__).parse_args()
+    args = parse(__doc__)
+    one_process_unless_launched()
     cuda = torch.cuda.is_available()
     if not cuda:  # it would compile a collective for the CPU, for most of a minute
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
@@ -48,6 +49,7 @@ def main():
     )  # fmt: skip
     for epoch in timer.epochs(args.epochs):
         sampler.set_epoch(epoch)
+        images.set_epoch(epoch)
         for index, (batch, labels) in enumerate(train):
             batch = batch.to(engine.device, non_blocking=True)
             loss = loss_fn(engine(batch), labels.to(engine.device, non_blocking=True))

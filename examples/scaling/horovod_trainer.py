@@ -7,7 +7,7 @@ import horovod.torch as hvd
 import torch
 from data import dataset, loader
 from model import MODELS
-from options import parser
+from options import parse
 from torch import nn
 from torch.utils.data import DistributedSampler
 
@@ -15,7 +15,7 @@ import phalanx
 
 
 def main():
-    args = parser(__doc__).parse_args()
+    args = parse(__doc__)
     hvd.init()
     cuda = torch.cuda.is_available()
     device = torch.device("cuda", hvd.local_rank() % torch.cuda.device_count()) if cuda else torch.device("cpu")
@@ -47,6 +47,7 @@ def main():
     )  # fmt: skip
     for epoch in timer.epochs(args.epochs):
         sampler.set_epoch(epoch)
+        images.set_epoch(epoch)
         for index, (batch, labels) in enumerate(train):
             batch, labels = batch.to(device, non_blocking=True), labels.to(device, non_blocking=True)
             loss = loss_fn(model(batch), labels)

@@ -1,8 +1,20 @@
 """The options that all scripts of this folder share; config/*.yaml have their values."""
 
+import os
+import socket
+import sys
+
 from model import MODELS
 
 import phalanx
+
+
+def parse(description):
+    """What the command line and its files say."""
+    args = parser(description).parse_args()
+    if args.verbose and phalanx.Topology.current().rank == 0:
+        print(*(f"{name}: {value}" for name, value in vars(args).items()), sep="\n", flush=True)
+    return args
 
 
 def parser(description):
@@ -23,6 +35,7 @@ def parser(description):
     add("--nworker", type=int, default=0, help="processes that load images, for each training process")
     add("--prefetch", type=int, default=2, help="batches that each of them has ready")
     add("--log_int", "--log-int", type=int, default=20, help="steps between lines of output")
+    add("--verbose", **yes_or_no, help="print all options at the start")
     add("--backend", help="nccl or gloo; null in a file: nccl on GPUs, else gloo")
     add("--fp16_allreduce", "--fp16-allreduce", **yes_or_no, help="Horovod: gradients travel as fp16")
     add("--use_adasum", "--use-adasum", **yes_or_no, help="Horovod: Adasum in place of the average")
@@ -44,3 +57,20 @@ def settings(args):
         "horovod": {name: getattr(args, name) for name in horovod},
         "deepspeed": {"zero_stage": args.zero_stage},
     }
+
+
+def one_process_unless_launched():
+    """For scripts by hand: what a launcher tells each process, for one that nobody launched as one of several."""
+    topology = phalanx.Topology.current()
+    if topology.world_size == 1:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+        for name, value in {**topology.environ(), **place}.items():
+            os.environ.setdefault(name, value)
+    missing = [name for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
+    if missing:
+        sys.exit(
+            f"this is process {topology.rank} of {topology.world_size} ({topology.source}), and {', '.join(missing)} "
+            "not set: start the script by torchrun, by the engine's own launcher, or by phalanx run"
+        )

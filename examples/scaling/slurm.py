@@ -11,6 +11,7 @@ from phalanx.errors import PhalanxError
 from phalanx.slurm import SlurmScriptBuilder, slurm_parser
 
 SCRIPTS = {"phalanx": "train.py", "baseline": "{strategy}_trainer.py"}
+NAME = ("-J", "--job-name", "--job_name")  # typed, it stays as it is for one script's jobs
 CONFIG = "-c config/base.yaml -c config/{strategy}.yaml"  # {strategy} is each job's
 
 
@@ -28,8 +29,10 @@ def main():
     parser.add_argument("--trainer", choices=[*SCRIPTS, "both"], help="default: as itwinai_trainer says")
     args = parser.parse_args()
     settings = SlurmScriptBuilder(args).settings
-    for trainer in chosen(args.trainer, settings):
-        name = f"{settings.job_name or 'scaling'}-{trainer}"
+    trainers = chosen(args.trainer, settings)
+    as_typed = len(trainers) == 1 and any(word.startswith(NAME) for word in sys.argv[1:])
+    for trainer in trainers:
+        name = settings.job_name if as_typed else f"{settings.job_name or 'scaling'}-{trainer}"
         own = {"job_name": name, "training_cmd": f"{SCRIPTS[trainer]} {CONFIG}"}
         if settings.strategy == "auto":  # the scripts by hand need a name
             own["strategy"] = "ddp"

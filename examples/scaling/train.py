@@ -8,14 +8,14 @@ The other scripts beside this one do the same by hand, one for each engine.
 import torch
 from data import dataset, loader
 from model import MODELS
-from options import parser, settings
+from options import parse, settings
 from torch import nn
 
 import phalanx
 
 
 def main():
-    args = parser(__doc__).parse_args()
+    args = parse(__doc__)
     with phalanx.init(**settings(args)) as run:
         torch.manual_seed(args.rnd_seed)
         images, classes = dataset(args)

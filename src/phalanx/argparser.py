@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import Any, NoReturn, TypeAlias
 
 from .argvalues import from_yaml, read_bool, to_yaml
@@ -61,14 +62,43 @@ class _Parse:
     words: dict[str, Any] = field(default_factory=dict)
 
 
-class ArgumentParser(argparse.ArgumentParser):
+class Suggesting(argparse.ArgumentParser):
+    """argparse.ArgumentParser that names the nearest option where one is misspelt."""
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        return self._all_known(*self.parse_known_args(args, namespace))
+
+    def parse_intermixed_args(self, args: Any = None, namespace: Any = None) -> Any:
+        return self._all_known(*self.parse_known_intermixed_args(args, namespace))
+
+    def _all_known(self, namespace: Any, rest: list[str]) -> Any:
+        if rest:
+            self._fail(f"unrecognized arguments: {' '.join(rest)}{self._nearest(rest)}")
+        return namespace
+
+    def _nearest(self, rest: Sequence[str]) -> str:
+        """For each option among them that resembles one of ours."""
+        bare = {name.lstrip(self.prefix_chars): name for name, action in self._option_string_actions.items()
+                if action.help != argparse.SUPPRESS}  # fmt: skip
+        options = [word.partition("=")[0].lstrip(self.prefix_chars) for word in rest if word[:1] in self.prefix_chars]
+        near = [match for option in options for match in get_close_matches(option, list(bare), n=1)]
+        hints = "".join(f" Did you mean {bare[name]!r}?" for name in dict.fromkeys(near))
+        return f".{hints}" if hints else ""
+
+    def _fail(self, message: str) -> NoReturn:
+        if self.exit_on_error:
+            self.error(message)
+        raise argparse.ArgumentError(None, message)
+
+
+class ArgumentParser(Suggesting):
     """argparse.ArgumentParser with `-c/--config FILE` (repeatable, later wins) and `--print-config`.
 
     A file's keys are `dest` names (`-` and `_` are the same, nested mappings join with dots); flags win over
     files, files over defaults. Required arguments may come from a file. Text is converted by the argument's
     own `type`; `type=bool` reads true and false. Faults in a file end the program with exit code 2, as
     argparse's own do. `--local-rank`, `--deepspeed` and `--deepspeed_config`, which launchers add, are
-    accepted undeclared and left out of the namespace.
+    accepted undeclared and left out of the namespace. A misspelt option or key gets the nearest one named.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -188,11 +218,6 @@ class ArgumentParser(argparse.ArgumentParser):
             members = group._group_actions
             if group in self._lifted and missing(members, seen.given) == members:
                 self._fail(f"one of the arguments {' '.join(names(members))} is required")
-
-    def _fail(self, message: str) -> NoReturn:
-        if self.exit_on_error:
-            self.error(message)
-        raise argparse.ArgumentError(None, message)
 
     def _settings(self) -> dict[str, list[argparse.Action]]:
         """Each dest that a file may set, with the arguments that set it."""

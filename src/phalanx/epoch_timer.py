@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any
 
 from .errors import UsageError
+from .gloo_end import let_gloo_finish_at_exit
 from .records import Epoch, Exit, RecordWriter, Resume, Start, Step, Workload, read_records
 from .rundir import is_dry, new_run_dir, next_attempt
 from .topology import Topology
@@ -77,6 +78,7 @@ class EpochTimer:
         self._epoch: int | None = None
         self._steps = 0
         self._begun = False
+        let_gloo_finish_at_exit()  # in each rank: here a launcher of another project may have started it
         if self._topology.rank != 0:
             return
         if self._csv is not None:
@@ -179,7 +181,7 @@ class EpochTimer:
             rows = csv.DictWriter(file, columns or CSV_COLUMNS, extrasaction="ignore")
             if columns is None:
                 rows.writeheader()
-            rows.writerow({**row, "ranks": topology.world_size})
+            rows.writerow({**row, "ranks": topology.world_size, "workers": topology.world_size})
 
     def close(self, exception: str = "") -> None:
         """The last record, and all to the disk; `epochs`, `with` and the script's end do it."""

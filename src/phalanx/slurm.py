@@ -15,6 +15,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from .argparser import Suggesting
 from .cli.options import Scanned, is_flag
 from .cli.submit import carry_out, jobs_of
 from .config import JobConfig, load_config
@@ -24,6 +25,7 @@ from .errors import UsageError
 from .schedulers.slurm.submit import Job, save
 
 _DEST = "phalanx_setting:"
+_ORIGIN = "SlurmScriptBuilder"  # of settings that are its arguments
 
 
 class SlurmScriptBuilder:
@@ -50,7 +52,11 @@ class SlurmScriptBuilder:
     ) -> None:
         given = vars(args) if args is not None else {}
         files = (config,) if isinstance(config, (str, Path)) else tuple(config)
-        overrides = [*_flat(settings), *_parsed(given), *_flat(override or {})]
+        overrides: list[tuple[str, Any] | tuple[str, Any, str]] = [
+            *_by_python(settings),
+            *_parsed(given),
+            *_by_python(override or {}),
+        ]
         self._scanned = Scanned(
             files=tuple(str(file) for file in (*files, *given.get("phalanx_config", ()))),
             overrides=tuple(overrides),
@@ -89,7 +95,7 @@ def slurm_parser(**options: Any) -> argparse.ArgumentParser:
 
     `options` are those of `argparse.ArgumentParser`.
     """
-    parser = argparse.ArgumentParser(**{"allow_abbrev": False, **options})
+    parser = Suggesting(**{"allow_abbrev": False, **options})
     parser.add_argument("-c", "--config", action="append", dest="phalanx_config", default=[], metavar="FILE")
     for name in ("yes", "wait", "force"):
         parser.add_argument(f"--{name}", action="store_true", dest=f"phalanx_{name}")
@@ -122,6 +128,11 @@ def _parsed(given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for name, value in given.items():
         if name.startswith(_DEST):
             yield name.removeprefix(_DEST), value
+
+
+def _by_python(settings: Mapping[str, Any]) -> list[tuple[str, Any, str]]:
+    """What the script says, and nobody typed."""
+    return [(key, value, _ORIGIN) for key, value in _flat(settings)]
 
 
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

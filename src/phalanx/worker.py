@@ -11,7 +11,6 @@ run by the Python of whatever image they are in.
 
 from __future__ import annotations
 
-import atexit
 import builtins
 import errno
 import faulthandler
@@ -24,6 +23,7 @@ from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
 
 from .errors import PhalanxError, PlanError
+from .gloo_end import let_gloo_finish_at_exit
 from .launch_env import meant
 from .rundir import is_dry, log_path, make_folder, opener, share
 from .topology import Topology, said_master
@@ -33,7 +33,6 @@ USAGE = "usage: python -m phalanx.worker SCRIPT [ARGUMENT]... | --exec COMMAND [
 EXEC = "--exec"
 LOCAL_RANK = ("--local_rank", "--local-rank")
 INTERRUPTED = 130
-_GLOO_FINISHES = 0.05  # s; its threads only wait for the interpreter, which sleeping gives up
 
 
 @dataclass(frozen=True)
@@ -155,7 +154,7 @@ def exit_status(code: object) -> int:
 
 
 def _run(script: Path, arguments: list[str], me: Rank) -> None:
-    atexit.register(_let_gloo_finish)  # before the script's own, so that it comes after them
+    let_gloo_finish_at_exit()  # before the script's own callbacks, so that it comes after them
     sys.argv = arguments
     if not getattr(sys.flags, "safe_path", sys.flags.isolated):
         sys.path[0] = str(script.resolve().parent)
@@ -189,14 +188,6 @@ def _dry_run_without_run(files: RunFiles | None) -> BaseException | None:
         "the script ended without phalanx.init(): a dry run shortens the loops of the run that it makes, and what this "
         "script did was done in full"
     )
-
-
-def _let_gloo_finish() -> None:
-    """Its threads need the interpreter to let go of a collective's tensors, and abort the process if it is ending."""
-    if "torch.distributed" in sys.modules:
-        import time
-
-        time.sleep(_GLOO_FINISHES)
 
 
 def _main_module(script: Path) -> ModuleType:

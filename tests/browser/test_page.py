@@ -45,10 +45,15 @@ def test_every_chart_that_has_data_is_drawn_with_units(usual: Opened) -> None:
         "[...document.querySelectorAll('[data-chart]')].map(div => [div.layout.xaxis.title.text, "
         "div.layout.yaxis.title.text, div.querySelectorAll('svg').length, div.getAttribute('aria-label')])"
     )
-    assert len(titles) == len(charts) == 15
+    assert len(titles) == len(charts) == 16
     units = {"epoch_time": "(s)", "step_time": "(ms)", "throughput": "(samples/s)", "speedup": "(against 1x4)"}
     units |= {"efficiency": "(%)", "energy": "(MJ)", "energy_per_sample": "(mJ)", "memory_device": "(GiB)"}
-    units |= {"forecast": "(ms)", "device_hours": "(device-hours)", "gpu_utilisation": "(&#37;)"}
+    units |= {
+        "forecast": "(ms)",
+        "forecast_epoch": "(s, log scale)",
+        "device_hours": "(device-hours)",
+        "gpu_utilisation": "(&#37;)",
+    }
     for chart, (x, y, drawn, spoken) in zip(charts, titles, strict=True):
         assert drawn > 0
         assert chart.title in spoken

@@ -31,13 +31,18 @@ COUNT = GLOBAL_BATCH * STEPS + LEFT_OVER
 
 @functools.lru_cache(maxsize=1)
 def expected() -> float:
+    with tutorial.modules("data") as (data,):
+        return last_loss(data.Synthetic(COUNT, 32), 1000)
+
+
+def last_loss(images: Any, classes: int) -> float:
     """The last step's loss: plain SGD with momentum, as its textbooks have it."""
-    with tutorial.modules("model", "data") as (model_file, data):
+    with tutorial.modules("model") as (model_file,):
         torch.manual_seed(SEED)
-        model = model_file.MODELS["tiny"](1000)
-        images = data.Synthetic(COUNT, 32)
+        model = model_file.MODELS["tiny"](classes)
         weights, speeds = list(model.parameters()), [torch.zeros_like(p) for p in model.parameters()]
         for step in range(STEPS * EPOCHS):
+            images.set_epoch(step // STEPS)
             first = step % STEPS * GLOBAL_BATCH
             batch, labels = zip(*(images[first + index] for index in range(GLOBAL_BATCH)), strict=True)
             logits = model(torch.stack(batch))
@@ -107,6 +112,46 @@ def test_all_scripts_train_the_same(script: str, strategy: str, world_size: int,
     # What the report compares, so that baselines stand on the curve of the script with Phalanx.
     told = (work.parameters, work.batch_size, work.dataset, work.precision, work.accumulate)
     assert told == (parameters, GLOBAL_BATCH // world_size, COUNT, "fp32", 1)
+
+
+REAL = [
+    ("train.py", "ddp", 2, 1),
+    ("train.py", "horovod", 2, 0),
+    ("ddp_trainer.py", "ddp", 2, 1),
+    ("ddp_trainer.py", "ddp", 1, 0),
+]
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """JPEG files of 7 classes, 8 of each."""
+    folder = tmp_path_factory.mktemp("images")
+    with tutorial.modules("make_images") as (script,), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["make_images.py", str(folder), "--classes=7", "--count=8", "--size=40"])
+        script.main()
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("script", "strategy", "world_size", "workers"),
+    [pytest.param(*case, marks=needs(case[1]), id="-".join(map(str, case))) for case in REAL],
+)
+def test_real_images_are_augmented_alike_by_all_scripts(
+    script: str, strategy: str, world_size: int, workers: int, images: Path, tmp_path: Path
+) -> None:
+    """And loading processes that live on hear of the next epoch."""
+    more = ("--synthetic=false", f"--data-dir={images}", f"--nworker={workers}")
+    with tutorial.modules("data") as (data,):
+        whole = data.ImageFolder(images, 32, SEED)
+        chosen = data.Chosen(whole, subset(len(whole)))
+        wanted = last_loss(chosen, 7)
+    printed = tutorial.losses(train(script, strategy, world_size, tmp_path, *more)[0])
+    assert printed[-1] == pytest.approx(wanted, abs=2e-5)
+
+
+def subset(count: int) -> list[int]:
+    """`subset_size` of the options, as torch's own permutation of the seed has it."""
+    return torch.randperm(count, generator=torch.Generator().manual_seed(SEED))[:COUNT].tolist()
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from phalanx.records import Epoch, Step, read_records
+from phalanx.records import Epoch, Start, Step, read_records
 from tests.e2e import scaling_tutorial as tutorial
 from tests.e2e.tutorial import skip_without_engine
 
@@ -59,6 +59,35 @@ def test_each_command_on_one_machine_and_the_report_that_compares_them(tmp_path:
         assert len(steps) == IMAGES * SMALL["epochs"] / SMALL["batch_size"]  # of all ranks
         assert {record.rank for record in steps} == set(range(ranks))
     report(tmp_path, runs)
+
+
+@pytest.mark.parametrize("engine", ["ddp", "deepspeed", "horovod"])
+def test_a_script_by_hand_without_a_launcher_is_one_process(tmp_path: Path, engine: str) -> None:
+    skip_without_engine(engine)
+    tutorial.copy_to(tmp_path)
+    for command in tutorial.commands(tutorial.DATA):
+        run(command, tmp_path)
+    said = run(
+        f"python {engine}_trainer.py -c config/base.yaml -c config/{engine}.yaml --log-int 42 --epochs 1 --verbose",
+        tmp_path,
+    )
+    assert "\nlog_int: 42\n" in said
+    assert len(tutorial.losses(said)) == 2  # of step 0, and the last one's
+    ((made,),) = tutorial.run_dirs(tmp_path / "scalability-metrics").values()
+    (start,) = (record for record in read_records(made) if isinstance(record, Start))
+    assert (start.world_size, start.num_nodes) == (1, 1)
+
+
+def test_one_of_several_processes_that_can_not_meet_is_told_how_to_be_started(tmp_path: Path) -> None:
+    """As under srun or mpirun by hand."""
+    tutorial.copy_to(tmp_path)
+    alone = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+             "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}  # fmt: skip
+    done = subprocess.run(["python", "ddp_trainer.py", "-c", "config/small.yaml"], cwd=tmp_path, text=True,
+                          env=tutorial.environment(tmp_path) | alone, capture_output=True)  # fmt: skip
+    assert done.returncode == 1
+    assert "this is process 1 of 2" in done.stderr
+    assert "start the script by torchrun, by the engine's own launcher, or by phalanx run" in done.stderr
 
 
 def report(folder: Path, runs: dict[str, list[Path]]) -> None:

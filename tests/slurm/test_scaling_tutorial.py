@@ -66,7 +66,7 @@ def test_each_command_for_several_nodes_and_the_report_on_them(user: User, slurm
         assert losses[-1] < losses[0] / 2, text  # it learns to tell the images apart
         names.append((ended["JobName"], ended["NumNodes"]))
     assert names == [
-        ("my_job-phalanx", "2"),
+        ("my_job", "2"),
         *((f"scaling-phalanx-{name}-2x1", "2") for name in STRATEGIES),
         *((f"scaling-baseline-{name}-2x1", "2") for name in STRATEGIES),
         ("scaling-phalanx-ddp-1x1", "1"),

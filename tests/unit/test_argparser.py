@@ -54,7 +54,29 @@ def test_flags_win_over_later_files_over_earlier_ones_over_defaults(write) -> No
 def test_without_files_it_is_argparse(capsys) -> None:
     assert vars(parser(LR, LOG).parse_args(["--lr", "2"])) == {"lr": 2.0, "log_int": 10}
     assert "the following arguments are required: --lr" in fails(capsys, parser(LR, LOG))
-    assert "unrecognized arguments: --nix" in fails(capsys, parser(LOG), "--nix")
+    assert "unrecognized arguments: --nix\n" in fails(capsys, parser(LOG), "--nix")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--log-intt", "3"], "unrecognized arguments: --log-intt 3. Did you mean '--log-int'?\n"),
+        (["--lgo-int=3", "--nmae=x"], "--nmae=x. Did you mean '--log-int'? Did you mean '--name'?\n"),
+        (["--deepsped"], "unrecognized arguments: --deepsped\n"),  # a launcher's, and nobody's to type
+        (["log-int"], "unrecognized arguments: log-int\n"),
+        (["--confg", "x.yaml"], "--confg x.yaml. Did you mean '--config'?\n"),
+    ],
+)
+def test_a_misspelt_option_gets_the_nearest_named(capsys, words, said) -> None:
+    assert fails(capsys, parser(LOG, NAME), *words).endswith(said)
+
+
+def test_words_that_are_no_options_can_still_be_asked_for() -> None:
+    args, rest = parser(LOG).parse_known_args(["--log-intt", "3"])
+    assert (args.log_int, rest) == (10, ["--log-intt", "3"])
+    made = parser(LOG, exit_on_error=False)
+    with pytest.raises(argparse.ArgumentError, match="Did you mean '--log-int'"):
+        made.parse_args(["--log-intt", "3"])
 
 
 @pytest.mark.parametrize(

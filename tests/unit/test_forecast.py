@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
-from phalanx.report.forecast import forecast
+from phalanx.report.forecast import forecast, forecasts
 from phalanx.report.model import Forecast, Line, Point, RunData, Size, Stat, Work
 from phalanx.report.nonnegative import determined, solve
 
@@ -112,6 +112,90 @@ def test_a_fit_that_nothing_checks_says_so() -> None:
     assert any("none is left to check" in warning for warning in few.warnings)
     assert more.error == pytest.approx(0, abs=1e-9)
     assert more.left_out_error == pytest.approx(0, abs=1e-6)
+
+
+# --- whole epochs
+
+
+NUMBER, SHARED, STAYS = 640, 8.0, 3.0  # steps of an epoch on one rank; seconds beside them, divided and not
+
+
+def epoch(size: Size) -> float:
+    """Under strong scaling, with a step of the model's own formula."""
+    assert size.ranks is not None
+    return NUMBER / size.ranks * truth(size) + SHARED / size.ranks + STAYS
+
+
+def epochs_at(sizes: list[Size], of: str = "epoch", counted: bool = True) -> tuple[Forecast, Forecast | None]:
+    base = epoch(sizes[0])
+    gains = [base / epoch(size) / (size.ranks or 1) for size in sizes]
+    made_line = line(sizes, [truth(size) for size in sizes], epoch=[exactly(epoch(size)) for size in sizes],
+                     efficiency=[exactly(gain) for gain in gains])  # fmt: skip
+    runs = []
+    for size in sizes:
+        count = NUMBER // (size.ranks or 1) if counted else 0
+        rows = [(index + 1, index // count, truth(size), 0.0, 8.0) for index in range(3 * count)]
+        seconds = [(number, epoch(size)) for number in range(3)]
+        runs.append(replace(run(size), steps=np.array(rows).reshape(-1, 5), epochs=np.array(seconds)))
+    return forecasts(replace(made_line, of=of), runs, [], 0.7)
+
+
+def test_the_forecast_of_a_line_of_epochs_is_of_epochs_with_what_is_outside_of_their_steps() -> None:
+    sizes = [*HERE, Size(1, 8)]
+    found, steps = epochs_at(sizes)
+    assert steps is not None
+    assert (found.of, steps.of) == ("epoch", "step")
+    for nodes, ranks, seconds, low, high, kept in found.curve:
+        assert {type(value) for value in (seconds, low, high, kept)} == {float}  # for JSON
+        size = Size(nodes, ranks)
+        if nodes == 1:  # nothing was measured between nodes
+            assert seconds == pytest.approx(epoch(size), rel=1e-6)
+            assert kept == pytest.approx(epoch(HERE[0]) / epoch(size) / (ranks or 1), rel=1e-6)
+        assert low <= seconds <= high
+        if (nodes, ranks) in [(1, 1), (1, 2), (1, 4), (1, 8)]:  # of times without noise it is narrow
+            assert 0.9 * seconds < low < high < 1.1 * seconds
+    assert at(steps, Size(1, 8)) == pytest.approx(truth(Size(1, 8)), rel=1e-6)
+    outside = [term.value for term in found.terms if term.name.startswith("outside of the steps")]
+    assert outside == pytest.approx([SHARED, STAYS, 0.0], abs=1e-6)
+    assert found.error == pytest.approx(0, abs=1e-9)
+    # Steps alone would keep 70% far beyond where epochs do: 3 s of each stay.
+    kept = [size for size in (Size(1, 2), Size(1, 4), Size(1, 8)) if epoch(HERE[0]) / epoch(size) >= 0.7 * size.ranks]
+    assert kept[-1:] == [Size(1, 8)]
+    assert found.most is not None
+    assert steps.most is not None
+    assert (found.most.ranks or 0) < (steps.most.ranks or 0)
+    said = " ".join(found.warnings)
+    assert "at 1x8 whole epochs keep 75%, steps alone" in said
+    assert "the forecast of epochs has what is outside of the steps in it" in said
+
+
+def test_weak_scaling_has_the_same_number_of_steps_at_all_sizes() -> None:
+    """A rank's samples stay: 60 steps an epoch, and 2 s beside them."""
+    sizes = [*HERE, Size(1, 8)]
+    seconds = [60 * truth(size) + 2 for size in sizes]
+    made_line = line(sizes, [truth(size) for size in sizes], epoch=[exactly(each) for each in seconds])
+    rows = np.array([(index + 1, index // 60, 0.1, 0.0, 8.0) for index in range(180)])
+    runs = [replace(run(size), steps=rows, epochs=np.array([(0, s), (1, s), (2, s)]), scaling="weak")
+            for size, s in zip(sizes, seconds, strict=True)]  # fmt: skip
+    found, _ = forecasts(replace(made_line, scaling="weak"), runs, [], 0.7)
+    for nodes, ranks, value, *_, kept in found.curve:
+        if nodes == 1:
+            assert value == pytest.approx(60 * truth(Size(1, ranks)) + 2, rel=1e-6)
+            assert kept == pytest.approx(seconds[0] / (60 * truth(Size(1, ranks)) + 2), rel=1e-6)
+
+
+def test_where_the_steps_of_an_epoch_are_not_known_the_forecast_says_that_it_is_of_steps() -> None:
+    found, more = epochs_at([*HERE, Size(1, 8)], counted=False)
+    assert (found.of, more) == ("step", None)
+    assert any("outside of the steps isn't in this forecast" in warning for warning in found.warnings)
+
+
+def test_lines_of_steps_have_a_forecast_of_steps_alone() -> None:
+    found, more = epochs_at([*HERE, Size(1, 8)], of="sample")
+    assert (found.of, more) == ("step", None)
+
+
+# --- how far it may be off
 
 
 def test_the_error_is_the_largest_at_a_measured_size() -> None:
@@ -302,7 +386,7 @@ def test_epochs_that_lose_more_than_steps_are_told() -> None:
         replace(point, efficiency=exactly(kept)) for point, kept in zip(made_line.points, (1, 0.8, 0.6), strict=True)
     ]
     found = forecast(replace(made_line, points=tuple(points)), [], [], 0.7)
-    assert any("what is outside the steps isn't in the forecast" in warning for warning in found.warnings)
+    assert any("what is outside of the steps isn't in this forecast" in warning for warning in found.warnings)
 
 
 def test_the_band_is_wider_the_farther_it_is() -> None:

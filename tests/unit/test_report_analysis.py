@@ -10,6 +10,7 @@ import pytest
 np = pytest.importorskip("numpy")
 from phalanx.report import stats  # noqa: E402
 from phalanx.report.analyse import Options, analyse  # noqa: E402
+from phalanx.report.charts import charts_of  # noqa: E402
 from phalanx.report.model import Forecast, Input, Line, Point, RunData, Size, Stat, Window, Work  # noqa: E402
 from phalanx.report.verdict import recommended, verdict  # noqa: E402
 
@@ -211,8 +212,12 @@ def line(*points, forecast=None):
         (line(point(1, 1), point(2, 0.9), point(4, 0.5)), "Stay at 1x2: 1x4 is not worth it: 2.00 times the speed"),
         (line(point(1, 1), point(2, 0.71, 0.6, 0.8)), "its spread is 60–80%, too near to be sure"),
         (line(point(1, 1)), "Only 1x1 has times to compare"),
-        (line(point(1, 1), point(2, 0.9), forecast=Forecast(most=Size(1, 8))), "The forecast keeps 70% up to 1x8."),
-        (line(point(1, 1), point(2, 0.9), forecast=Forecast(most=Size(1, 2))), "falls below 70% beyond that"),
+        (line(point(1, 1), point(2, 0.9), forecast=Forecast(of="epoch", most=Size(1, 8))),
+         "The forecast keeps 70% up to 1x8."),
+        (line(point(1, 1), point(2, 0.9), forecast=Forecast(of="epoch", most=Size(1, 2))),
+         "falls below 70% beyond that"),
+        (line(point(1, 1), point(2, 0.9), forecast=Forecast(most=Size(1, 8))),
+         "The forecast is of steps alone: what whole"),
     ],
 )  # fmt: skip
 def test_the_verdict(found, said):
@@ -240,3 +245,37 @@ def test_steps_of_the_warm_up_beside_steps_after_it_are_warned_of():
 def test_the_size_to_take_is_the_last_that_is_worth_it():
     assert recommended(line(point(1, 1), point(2, 0.9), point(4, 0.5)), 0.7).size.ranks == 2
     assert recommended(line(point(1, 1), point(2, 0.5), point(4, 0.9)), 0.7).size.ranks == 1
+
+
+def test_the_verdict_and_what_is_drawn_are_of_epochs_where_their_steps_scale_better():
+    """Steps scale ideally, and 0.3 s of each epoch stay: 4.3, 2.3 and 1.3 s, and 0.8 s on eight ranks, which is 67%."""
+    runs = [run(ranks, [9] + 3 * [4 / ranks + 0.3], 40 // ranks) for ranks in (1, 2, 4)]
+    found = analyse(runs, [], Options())
+    (group,) = found.groups
+    (line,) = group.lines
+    assert line.verdict.endswith("an efficiency of 83%. The forecast falls below 70% beyond that.")
+    assert (line.forecast.of, line.step_forecast.of) == ("epoch", "step")
+    charts = {chart.key: chart for chart in charts_of(group, found)}
+    drawn = {curve.kind: {mark.x: mark.y for mark in curve.marks} for curve in charts["forecast_efficiency"].curves}
+    assert list(drawn["measured"].values()) == pytest.approx([100, 100 * 4.3 / 2.3 / 2, 100 * 4.3 / 1.3 / 4])
+    for x, y in drawn["measured"].items():
+        assert drawn["forecast"][x] == pytest.approx(y, abs=1e-6)
+    times = {curve.kind: [mark.y for mark in curve.marks] for curve in charts["forecast_epoch"].curves}
+    assert times["measured"] == pytest.approx([4300, 2300, 1300])  # ms
+    assert times["forecast"][:3] == pytest.approx([4300, 2300, 1300])
+    steps = {curve.kind: [mark.y for mark in curve.marks] for curve in charts["forecast"].curves}
+    assert steps["measured"] == pytest.approx([100, 100, 100])
+
+
+def test_an_all_reduce_benchmark_is_no_workload_whatever_it_records():
+    """The GPUs' use is recorded in any run."""
+    benchmark = replace(
+        run(4, work=Work("allreduce.py")), allreduce=np.array([(1024, 0.001, 20)]), gpu_utilisation=50.0
+    )
+    trainings = [run(ranks, [9] + 3 * [4 / ranks], 40 // ranks) for ranks in (1, 2, 4)]
+    found = analyse([*trainings, benchmark], [Input(benchmark.path, "run", "1 size of an all-reduce")], Options())
+    assert [line.label for group in found.groups for line in group.lines] == ["ddp"]
+    assert not any("allreduce" in text for group in found.groups for text in (group.title, *group.notes))
+    assert found.warnings == ()
+    assert [item.path for item in found.inputs] == [benchmark.path]
+    assert list(found.runs) == trainings

@@ -227,3 +227,18 @@ def test_a_report_is_no_input_of_the_next(here):
     assert report("times", "--out", "times/report") == 0
     assert report("times", "--out", "again") == 0
     assert [row["runs"] for row in points("again")] == ["1", "1"]
+
+
+def test_ranks_of_unknown_nodes_are_the_axis_and_an_option_tells_the_nodes(here, capsys):
+    rows = [(epoch, seconds, "ddp", ranks) for ranks, seconds in ((4, 20), (8, 11)) for epoch in range(3)]
+    write_csv(here / "t.csv", rows, header="epoch_id,time,name,workers")
+    assert report("t.csv") == 0
+    assert "how many nodes these ranks were on isn't told: --ranks-per-node N" in capsys.readouterr().out
+    assert [(row["size"], row["nodes"], row["ranks"]) for row in points()] == [
+        ("4 ranks", "", "4"),
+        ("8 ranks", "", "8"),
+    ]
+    assert report("t.csv", "--ranks-per-node", "4") == 0
+    assert [(row["size"], row["nodes"], row["ranks"]) for row in points()] == [("1x4", "1", "4"), ("2x4", "2", "8")]
+    assert report("t.csv", "--ranks-per-node", "0") == 2
+    assert "--ranks-per-node 0: expected a whole number from 1" in capsys.readouterr().err

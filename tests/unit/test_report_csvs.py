@@ -40,6 +40,78 @@ def test_floats_quotes_a_byte_order_mark_and_semicolons(tmp_path):
     assert (run.label, run.epochs.tolist()) == ("ddp", [[0, 3.5]])
 
 
+WORKERS = "epoch_id,time,name,workers\n0,9.5,ddp,8\n1,4.5,ddp,8\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        WORKERS.encode(),
+        WORKERS.replace(",", " , ").upper().replace("DDP", "ddp").encode("utf-8-sig"),
+        WORKERS.replace(",", ";").replace("\n", "\r\n").encode("utf-16"),
+        WORKERS.replace(",", "\t").replace("workers", "World Size").replace("epoch_id", "Epoch ID").encode(),
+        b"workers,name,,time,epoch_id\n8,ddp,0,9.5,0\n8.0,ddp,1,4.5,1\n",
+        b"name,nodes,epoch_id,time,workers\nddp,,0,9.5,8\nddp,nan,1,4.5,8\n",
+    ],
+    ids=["as written", "spaces, upper case, a mark", "Excel's", "tabs, other words", "other order", "nodes empty"],
+)
+def test_files_that_tell_ranks_and_no_nodes(tmp_path, text):
+    (tmp_path / "t.csv").write_bytes(text)
+    (run,), inputs = read(tmp_path)
+    assert (run.label, run.size.nodes, run.size.ranks, run.size.text) == ("ddp", 0, 8, "8 ranks")
+    assert run.epochs.tolist() == [[0, 9.5], [1, 4.5]]
+    assert inputs[0].used == "2 epochs: ddp on 8 ranks"
+
+
+def test_nodes_of_ranks_follow_from_what_lies_beside_or_from_the_option(tmp_path):
+    write_csv(
+        tmp_path / "t.csv", [(0, 9, "ddp", 8), (0, 8, "ddp", 4), (0, 8, "ddp", 2)], header="epoch_id,time,name,workers"
+    )
+    write_csv(tmp_path / "old.csv", [("horovod", 2, 0, 9)])
+    runs, _ = gather([str(tmp_path)], tmp_path / "runs", ranks_a_node=4)
+    assert sorted((run.size.text, run.size.nodes) for run in runs) == [("1x2", 1), ("1x4", 1), ("2x4", 2), ("2x4", 2)]
+    root = metrics(tmp_path / "beside", computation=False)  # GPU files: 4 a node
+    for table in root.glob("*/epoch-time/*.csv"):
+        nodes = int(table.stem[-2])
+        write_csv(table, [(0, 99, "torch-ddp", 4 * nodes), (1, 20.0, "torch-ddp", 4 * nodes)],
+                  header="epoch_id,time,name,workers")  # fmt: skip
+    runs, _ = read(root)
+    assert sorted((run.size.text, run.gpu_utilisation) for run in runs) == [("1x4", 70), ("2x4", 70)]
+
+
+@pytest.mark.parametrize(
+    ("header", "said"),
+    [
+        ("epoch_id,time,name", "its columns are epoch_id, time, name: nodes or ranks missing; expected epoch_id, name, "
+                               "time, and nodes or ranks (also called workers)"),
+        ("time,name,workers", "its columns are time, name, ranks: epoch_id missing; expected epoch_id, name"),
+        ("epoch_id,seconds,name", "time and nodes or ranks missing"),
+    ],
+)  # fmt: skip
+def test_columns_that_are_missing_are_named(tmp_path, header, said):
+    write_csv(tmp_path / "t.csv", [(0, 9, "ddp")], header=header)
+    runs, inputs = read(tmp_path)
+    assert runs == []
+    assert said in left_out(inputs, "t.csv")
+
+
+def test_ranks_that_are_none_are_named(tmp_path):
+    rows = [(0, 9, "ddp", 0), (0, 9, "ddp", -4), (0, 9, "ddp", 2.5), (0, 9, "ddp", ""), (0, 9, "ddp", 2)]
+    write_csv(tmp_path / "t.csv", rows, header="epoch_id,time,name,workers")
+    (run,), inputs = read(tmp_path)
+    assert run.size.ranks == 2
+    said = "line 2, line 3, line 4, line 5: not a whole row, or a number of nodes or ranks that isn't one"
+    assert said in left_out(inputs, "t.csv")
+
+
+def test_a_copy_without_nodes_of_what_records_tell_is_no_repeat(tmp_path):
+    write_run(tmp_path / "runs" / "t" / "a", [9.25, 8.5], ranks=2, nodes=1)
+    write_csv(tmp_path / "t.csv", [(0, 9.25, "ddp", 2), (1, 8.5, "ddp", 2)], header="epoch_id,time,name,workers")
+    runs, inputs = read(tmp_path)
+    assert len(runs) == 1
+    assert "the same times as in" in left_out(inputs, "t.csv")
+
+
 def test_rows_that_cannot_be_used_are_named(tmp_path):
     rows = [("ddp", 1, 0, 9), ("ddp", -1, 0, 9), ("ddp", "unk", 1, 9), ("ddp", 1, 1, "nan"), ("ddp", 1, 2, -4),
             ("ddp", 1, 3, 8), ("ddp", 1, 3, 8), ("ddp", 1)]  # fmt: skip
@@ -47,7 +119,7 @@ def test_rows_that_cannot_be_used_are_named(tmp_path):
     (run,), inputs = read(tmp_path)
     assert run.epochs.tolist() == [[0, 9], [3, 8]]
     said = left_out(inputs, "t.csv")
-    assert "line 3, line 4, line 9: not a whole row, or a number of nodes that isn't one" in said
+    assert "line 3, line 4, line 9: not a whole row, or a number of nodes or ranks that isn't one" in said
     assert "line 5 (ddp, 1 node, epoch 1): its time is not a number" in said
     assert "line 6: a time that isn't above zero: a clock ran backwards" in said
     assert "ddp on 1 node: 1 row twice" in said
@@ -74,7 +146,9 @@ def test_other_files_are_named_with_what_was_expected(tmp_path):
     write_csv(tmp_path / "head.csv", [])
     runs, inputs = read(tmp_path)
     assert runs == []
-    assert "its columns are step, loss: expected epoch_id, name, nodes, time" in left_out(inputs, "loss.csv")
+    assert "its columns are step, loss: expected epoch_id, name, time, and nodes or ranks" in left_out(
+        inputs, "loss.csv"
+    )
     assert left_out(inputs, "empty.csv") == "empty"
     assert left_out(inputs, "head.csv") == "no rows below its header"
 
@@ -173,7 +247,7 @@ def test_times_and_nodes_that_cannot_be(tmp_path):
     (run,), (item,) = read(tmp_path)
     assert run.epochs.tolist() == [[0, 5]]
     assert "lines 3, 4" in "; ".join(item.left_out) or "line 3, line 4" in "; ".join(item.left_out)
-    assert "line 5: not a whole row, or a number of nodes that isn't one" in item.left_out
+    assert "line 5: not a whole row, or a number of nodes or ranks that isn't one" in item.left_out
 
 
 def test_rows_with_more_fields_than_the_header_are_no_rows(tmp_path):
@@ -181,4 +255,4 @@ def test_rows_with_more_fields_than_the_header_are_no_rows(tmp_path):
     (tmp_path / "t.csv").write_text("name,nodes,epoch_id,time\nddp,1,0,10,5\nddp,1,1,9\nddp,1,2,8,\n")
     (run,), (item,) = read(tmp_path)
     assert run.epochs.tolist() == [[1, 9], [2, 8]]
-    assert "line 2: not a whole row, or a number of nodes that isn't one" in item.left_out
+    assert "line 2: not a whole row, or a number of nodes or ranks that isn't one" in item.left_out

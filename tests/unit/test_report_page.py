@@ -142,7 +142,7 @@ def test_charts_without_data_are_left_out() -> None:
     assert point.energy is not None
     keys = [chart.key for chart in charts_of(fixture.group(), fixture.analysis())]
     assert "energy" in keys
-    assert len(keys) == len(set(keys)) == 15
+    assert len(keys) == len(set(keys)) == 16
 
 
 def test_sizes_of_nodes_only_beside_sizes_with_ranks() -> None:

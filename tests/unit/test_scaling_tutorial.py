@@ -64,13 +64,21 @@ def test_images_in_folders_are_read_as_their_pixels_say(images):
                 torch.testing.assert_close(pixels[channel], torch.full((16, 16), expected), atol=0.02, rtol=0)
 
 
-def test_half_of_the_images_are_mirrored_and_seeds_repeat_them(images):
+def test_half_of_the_images_are_mirrored_and_seed_and_epoch_repeat_them(images):
+    """Whatever was drawn before, and in whichever process."""
     with tutorial.modules("data") as (data,):
         found = data.ImageFolder(images, 16)
-        torch.manual_seed(0)
-        drawn = [found[6][0][0] for _ in range(300)]
-        torch.manual_seed(0)
-        assert torch.equal(found[6][0][0], drawn[0])
+
+        def draw(epoch):
+            found.set_epoch(epoch)
+            return found[6][0][0]
+
+        drawn = [draw(epoch) for epoch in range(300)]
+        assert torch.equal(draw(7), drawn[7])
+        assert not torch.equal(data.ImageFolder(images, 16, seed=1)[6][0][0], drawn[0])
+        part = data.Chosen(found, [8, 6])
+        part.set_epoch(7)
+        assert torch.equal(part[1][0][0], drawn[7])
     sides = [(x[:, 0] - x[:, -1]).mean().item() for x in drawn]
     left, right = sum(side > 1 for side in sides), sum(side < -1 for side in sides)
     assert left + right > 150  # the others see one half only
@@ -79,9 +87,9 @@ def test_half_of_the_images_are_mirrored_and_seeds_repeat_them(images):
 
 def test_crops_are_of_the_usual_sizes_and_within_the_image():
     with tutorial.modules("data") as (data,):
-        torch.manual_seed(1)
-        crops = [data.random_crop(400, 300) for _ in range(500)]
-        narrow = [data.random_crop(1000, 10) for _ in range(50)]
+        random = torch.Generator().manual_seed(1)
+        crops = [data.random_crop(400, 300, random) for _ in range(500)]
+        narrow = [data.random_crop(1000, 10, random) for _ in range(50)]
     assert all(0 <= left < right <= 400 and 0 <= upper < lower <= 300 for left, upper, right, lower in crops)
     sizes = [(right - left, lower - upper) for left, upper, right, lower in crops]
     shares = [wide * high / (400 * 300) for wide, high in sizes]
@@ -239,7 +247,8 @@ def test_the_file_or_an_option_chooses_the_script(jobs):
     assert jobs(*config, "--no-itwinai-trainer", "--dist-strat", "horovod") == [
         ("scaling-baseline", BY_HAND("horovod"))
     ]
-    assert jobs("--trainer", "baseline", "--job-name", "mine") == [("mine-baseline", BY_HAND("ddp"))]
+    assert jobs("--trainer", "baseline", "--job-name", "mine") == [("mine", BY_HAND("ddp"))]
+    assert [name for name, _ in jobs("--trainer", "both", "--job-name=mine")] == ["mine-phalanx", "mine-baseline"]
     sizes = ("--mode", "scaling-test", "--strategies", "ddp", "--scalability-nodes", "1,4", "--trainer", "both")
     assert jobs(*config, *sizes) == [
         *((f"scaling-phalanx-ddp-{nodes}x1", WITH("ddp")) for nodes in (1, 4)),

@@ -84,6 +84,22 @@ def test_a_script_can_look_at_the_settings_and_set_some_above_the_command_line(o
         _ = SlurmScriptBuilder(nodes="many").settings
 
 
+def test_what_python_says_is_not_told_as_typed(own):
+    args = slurm_parser().parse_args(["-N", "many"])
+    with pytest.raises(ConfigError) as error:
+        _ = SlurmScriptBuilder(args, override={"time": "soon"}, cpus_per_task="few").settings
+    said = str(error.value)
+    for origin in ("time = 'soon' (SlurmScriptBuilder)", "nodes = 'many' (command line)",
+                   "cpus_per_task = 'few' (SlurmScriptBuilder)"):  # fmt: skip
+        assert origin in said
+
+
+def test_a_misspelt_option_gets_the_nearest_named(capsys):
+    with pytest.raises(SystemExit):
+        slurm_parser().parse_args(["--job-nmae", "x"])
+    assert "unrecognized arguments: --job-nmae x. Did you mean '--job-name'?" in capsys.readouterr().err
+
+
 def test_every_setting_and_alias_is_an_option():
     known = slurm_parser()._option_string_actions
     for key in keys():

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from phalanx.errors import PlanError
+from phalanx.schedulers import series
 from phalanx.schedulers.slurm.client import Partition, job_fields
 from phalanx.schedulers.slurm.limits import check_limits, megabytes
 from phalanx.schedulers.slurm.submit import submission_environment
@@ -43,6 +44,7 @@ def slurm(tmp_path):
                 "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}" if path else "/nowhere",
                 "STUB": str(tmp_path / "stub"),
                 "HOME": str(tmp_path),
+                "PYTHONPATH": str(Path(__file__).parents[2] / "src"),
                 **environ,
             },
             stdin=subprocess.DEVNULL,
@@ -164,6 +166,50 @@ def test_a_series_is_a_job_a_strategy_and_size_each_with_files_of_its_own(slurm)
         names.add(name)
     assert names == {"s-ddp-1x4", "s-ddp-2x4", "s-fsdp-1x4", "s-fsdp-2x4"}
     assert "nodes='2' (command line) gives way to '1' (--mode scaling-test)" in done.stderr
+
+
+PATTERNS = """\
+num_nodes: 1
+gpus_per_node: 4
+job_name: tutorial-${dist_strat}-job
+std_out: logs/${dist_strat}-${num_nodes}x${gpus_per_node}.out
+err_out: logs/${job_name}.err
+"""
+
+
+@pytest.mark.parametrize("strategy", ["", "dist_strat: horovod\n"], ids=["no strategy", "one of the series' own"])
+def test_patterns_of_a_series_mean_each_members_settings(slurm, strategy):
+    """Whatever the file itself says, and files that no two members share stay as they are."""
+    (slurm.work / "p.yaml").write_text(PATTERNS + strategy)
+    done = slurm("--preview", "-c", "p.yaml", "--mode", "scaling-test", "--strategies", "ddp,horovod",
+                 "--scalability-nodes", "1,2", "train.py")  # fmt: skip
+    found = {what: re.findall(rf"^#SBATCH --{what}=(.*)$", done.stdout, re.MULTILINE)
+             for what in ("job-name", "output", "error")}  # fmt: skip
+    members = [(name, nodes) for name in ("ddp", "horovod") for nodes in (1, 2)]
+    assert found["job-name"] == [f"tutorial-{name}-job-{name}-{nodes}x4" for name, nodes in members]
+    assert found["output"] == [f"logs/{name}-{nodes}x4.out" for name, nodes in members]
+    assert found["error"] == [f"logs/tutorial-{name}-job-{name}-{nodes}x4.err" for name, nodes in members]
+
+
+def test_only_members_that_share_a_file_get_their_names_into_it(slurm):
+    words = ("--preview", "--mode", "runall", "job_name=s", "output=logs/${strategy}.out")
+    (slurm.work / "o.yaml").write_text("strategy: fsdp\noutput: logs/${strategy}-${nodes}.out\n")
+    alone = slurm(*words, "strategies=fsdp", *JOB)
+    assert "#SBATCH --output=logs/fsdp.out\n" in alone.stdout
+    shared = slurm("--preview", "-c", "o.yaml", "--mode", "scaling-test", TWO, "--scalability-nodes", "1,2",
+                   "error=e.txt", "job_name=s", "--nproc", "2", "train.py")  # fmt: skip
+    outputs = re.findall(r"^#SBATCH --output=(.*)$", shared.stdout, re.MULTILINE)
+    assert outputs == ["logs/ddp-1.out", "logs/ddp-2.out", "logs/fsdp-1.out", "logs/fsdp-2.out"]
+    errors = re.findall(r"^#SBATCH --error=(.*)$", shared.stdout, re.MULTILINE)
+    assert errors == ["s-ddp-1x2-e.txt", "s-ddp-2x2-e.txt", "s-fsdp-1x2-e.txt", "s-fsdp-2x2-e.txt"]
+
+
+def test_a_series_is_called_what_its_members_names_begin_with():
+    names = ["x-ddp-job", "x-deepspeed-job"]
+    stamp = r"-\d{8}-\d{6}"
+    assert re.fullmatch(f"x{stamp}", series.new_name(names, "train"))
+    assert re.fullmatch(f"train{stamp}", series.new_name(["ddp-job", "deepspeed-job"], "train"))
+    assert re.fullmatch(f"my-job{stamp}", series.new_name(["my-job", "my-job"], "train"))
 
 
 def test_a_series_that_is_refused_half_way_says_what_was_submitted(slurm):

@@ -274,17 +274,38 @@ def test_a_worker_costs_little_and_imports_no_torch(tmp_path: Path) -> None:
     assert "json" not in loaded
 
 
+RIGHT_AFTER_A_COLLECTIVE = """
+    import os, sys, torch, torch.distributed as dist
+    import phalanx
+    {begin}
+    held = dist.group.WORLD._get_backend(torch.device("cpu"))  # as engines hold it: its threads outlive the group
+    sys.setswitchinterval(100)
+    for _ in range(4):
+        dist.all_reduce(torch.ones(1_000_000), async_op=True)
+    {end}
+    """
+OWN_GROUP = 'dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)'
+
+
 @pytest.mark.slow
-def test_a_script_that_ends_right_after_a_collective_is_not_aborted(tmp_path: Path) -> None:
-    """Gloo's thread wants the interpreter for the tensors' end; here it would often get it too late."""
-    script = write(tmp_path / "s.py", """
-        import sys, torch, torch.distributed as dist
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-        sys.setswitchinterval(100)
-        for _ in range(4):
-            dist.all_reduce(torch.ones(1_000_000), async_op=True)
-        """)  # fmt: skip
-    assert [run(script, rank=0, world=1, run_dir=tmp_path).returncode for _ in range(6)] == [0] * 6
+@pytest.mark.parametrize(
+    ("begin", "end", "ours"),
+    [
+        (OWN_GROUP, "", True),
+        (f'{OWN_GROUP}; phalanx.EpochTimer("ddp").close()', "dist.destroy_process_group()", False),
+        (f"{OWN_GROUP}; phalanx.init(strategy='ddp', progress=False).close()", "", False),
+    ],
+    ids=["worker", "EpochTimer", "init"],
+)
+def test_a_script_that_ends_right_after_a_collective_is_not_aborted(
+    tmp_path: Path, begin: str, end: str, ours: bool
+) -> None:
+    """Gloo's thread wants the interpreter for the tensors' end; here it would often get it too late. A worker of ours
+    sees to that, and what of ours a script uses that another launcher started."""
+    script = write(tmp_path / "s.py", textwrap.dedent(RIGHT_AFTER_A_COLLECTIVE).format(begin=begin, end=end))
+    how = ("-m", "phalanx.worker") if ours else ()
+    codes = [run(script, how=how, cwd=tmp_path, rank=0, world=1).returncode for _ in range(4)]
+    assert codes == [0] * 4
 
 
 def test_exit_status_is_pythons() -> None:

@@ -43,7 +43,7 @@ class Wanted:
     @property
     def root_option(self) -> str:
         """What another command on the same jobs needs too."""
-        given = [value for key, value in self.scanned.overrides if canonical((key,)) == ("run_root",)]
+        given = [value for key, value, *_ in self.scanned.overrides if canonical((key,)) == ("run_root",)]
         return f" --run-root {shlex.quote(given[-1])}" if given else ""
 
     def all(self) -> list[OurJob]:

@@ -18,18 +18,22 @@ from ..launch_words import is_launcher
 from ..plan import LaunchPlan
 from ..planner import make_plan, run_name
 from ..program import Program, as_command, from_training_cmd
+from ..registry import LAUNCHERS, STRATEGIES
 from ..rundir import find_run_dir
+from ..schedulers import series
+from ..schedulers.series import Member
 from ..shellwords import ShellWord
 from .options import Scanned
 from .said import with_said
 
-OPTIONS = """\
+OPTIONS = f"""\
 options (before SCRIPT; what follows it is the script's own, untouched):
   -c, --config FILE      settings file (YAML); may be repeated, later ones win
       --nproc N          ranks per node: a number, auto, gpu or cpu
   -j NODESxPROCS         nodes and ranks per node, such as 2x4
-  -s, --strategy NAME    single, ddp or fsdp; unset: ddp if there is more than one process
-      --launcher NAME    auto, python, torchrun, srun, mpirun, horovodrun, deepspeed, ray
+  -s, --strategy NAME    {", ".join(STRATEGIES)};
+                         unset: ddp if there is more than one process
+      --launcher NAME    auto, {", ".join(LAUNCHERS)}
       --device NAME      auto, cpu, cuda or mps
       --backend NAME     torch.distributed backend; unset: nccl on cuda, gloo on cpu
       --resume RUN       go on with a run: its path or id, or 'latest'
@@ -71,6 +75,12 @@ def request_of(scanned: Scanned, command: str, member: Mapping[str, str] | None 
         if before.exists():
             loaded = with_said(_load(scanned, (before,), member, origin), program)
     return Request(loaded, program)
+
+
+def name_of_member(scanned: Scanned, command: str, member: Member, origin: str) -> str:
+    """What a member's name begins with: `${strategy}` and the like in the job's name are the member's own."""
+    own = request_of(scanned, command, member.own, origin)
+    return series.base_name(own.loaded.config, own.program)
 
 
 def _refuse_resume(config: JobConfig) -> None:

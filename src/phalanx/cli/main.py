@@ -10,6 +10,7 @@ from importlib import import_module
 
 from .. import __version__
 from ..errors import PhalanxError, UsageError, did_you_mean
+from . import streams
 
 COMMANDS = {
     "run": "start a script on this machine, in any number of processes",
@@ -36,9 +37,11 @@ _MODULES = {"generate-slurm": "submit", "generate-scalability-report": "report"}
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (sys.argv's words by default); the result is the exit code.
 
-    2 for errors that are the user's to correct, 130 after Ctrl-C, 141 if the reader of stdout has gone.
+    2 for errors that are the user's to correct, 130 after Ctrl-C, 141 if the reader of stdout has gone, 1 if stdout
+    takes no more.
     """
     words = list(sys.argv[1:] if argv is None else argv)
+    streams.prepare()
     _hear_of_children()
     try:
         code = _dispatch(words)
@@ -52,6 +55,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+    except OSError as error:
+        if not streams.refused(error):
+            raise
+        print(f"error: stdout can't be written: {error.strerror}", file=sys.stderr)
+        return 1
 
 
 def _hear_of_children() -> None:

@@ -27,7 +27,7 @@ class Scanned:
     command's own options without dashes; `args` are the script's, untouched."""
 
     files: tuple[str, ...] = ()
-    overrides: tuple[tuple[str, Any], ...] = ()
+    overrides: tuple[tuple[str, Any] | tuple[str, Any, str], ...] = ()
     flags: frozenset[str] = frozenset()
     values: Mapping[str, str] = field(default_factory=dict)
     script: str | None = None

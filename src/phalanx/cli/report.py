@@ -21,9 +21,9 @@ usage: phalanx generate-scalability-report [RUNS]... [--out DIR] [options]
        phalanx report [RUNS]...                                 the same
 
 How epoch and step times, throughput, efficiency, energy and cost change with the number of ranks: whether
-more are worth it. RUNS are run directories, folders of them, CSV files with epoch times
-(name,nodes,epoch_id,time), folders of those, or the name of a series. Without any, the run root (./runs)
-and ./scalability-metrics are read.
+more are worth it. RUNS are run directories, folders of them, CSV files with epoch times (name,nodes,epoch_id,time,
+or workers in place of nodes), folders of those, or the name of a series. Without any, the run root (./runs) and
+./scalability-metrics are read.
 
       --out DIR           where report.html, plots, tables and summary.md go (scalability-report)
       --warmup-epochs N   epochs at the beginning of each run that are left out (1; 0: raw)
@@ -31,6 +31,7 @@ and ./scalability-metrics are read.
       --epochs N          time and device-hours to so many epochs (100)
       --efficiency E      the least that makes a size worth it, 0 to 1 (0.7)
       --scaling weak      what CSV files and others that don't tell are of (strong)
+      --ranks-per-node N  of CSV files that tell ranks or nodes only (sizes are then ranks or nodes alone)
       --title TEXT        the report's title
       --json              all figures on stdout as JSON, instead of the summary
       --run-root DIR      where run directories are (the setting run_root)
@@ -40,7 +41,7 @@ and ./scalability-metrics are read.
 --log-dir DIR is one more of RUNS, --plot-dir is --out, and --experiment-name is a series to read and the title."""
 
 _VALUED = ("out", "plot-dir", "log-dir", "experiment-name", "warmup-epochs", "warmup-steps", "epochs", "efficiency",
-           "title")  # fmt: skip
+           "ranks-per-node", "title")  # fmt: skip
 _EXTRA = "report"
 _T = TypeVar("_T", int, float)
 
@@ -52,11 +53,12 @@ def main(argv: Sequence[str]) -> int:
     if "help" in wanted.scanned.flags:
         print(HELP)
         return 0
-    options, out = _options(values), _out(values)
+    options, out, a_node = _options(values), _out(values), _ranks_a_node(values)
     for package in ("numpy", "matplotlib"):
         require(package, _EXTRA)
     report = import_module("phalanx.report.command")
-    made = report.make(_words(wanted, values), wanted.root, report.Options(**options), out, wanted.config.scaling)
+    words, scaling = _words(wanted, values), wanted.config.scaling
+    made = report.make(words, wanted.root, report.Options(**options), out, scaling, a_node)
     for line in made.warnings:
         print(f"warning: {line}", file=sys.stderr)
     if "json" in wanted.scanned.flags:
@@ -84,6 +86,12 @@ def _options(values: Mapping[str, str]) -> dict[str, Any]:
     }
     title = values.get("title", values.get("experiment-name"))
     return {**found, **({"title": title} if title else {})}
+
+
+def _ranks_a_node(values: Mapping[str, str]) -> int | None:
+    if "ranks-per-node" not in values:
+        return None
+    return _number(values, "ranks-per-node", 1, int, "a whole number from 1", lambda n: n >= 1)
 
 
 def _number(

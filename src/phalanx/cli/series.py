@@ -15,7 +15,7 @@ from ..planner import make_plan
 from ..resources import Resources
 from ..schedulers import local, local_series, series
 from ..schedulers.local_series import Planned
-from .launch import Request, facts_for, request_of
+from .launch import Request, facts_for, name_of_member, request_of
 from .options import Scanned
 
 if TYPE_CHECKING:
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 def main(scanned: Scanned, request: Request, share: Share | None) -> int:
     """`phalanx run` of a series: the exit code is that of the first member that failed."""
-    planned = plan_members(scanned, request, share)
-    name = series.new_name(series.base_name(request.loaded.config, request.program))
+    planned, names = plan_members(scanned, request, share)
+    name = series.new_name(names, request.program.name)
     return local_series.run(planned, name, root_option(request.loaded))
 
 
@@ -35,20 +35,21 @@ def root_option(loaded: Loaded) -> str:
     return f" --run-root {shlex.quote(loaded.config.run_root)}" if given else ""
 
 
-def plan_members(scanned: Scanned, request: Request, share: Share | None) -> list[Planned]:
-    """The members, in the order in which they would run; what is left out, and what the series sets over the settings,
-    is said on stderr.
+def plan_members(scanned: Scanned, request: Request, share: Share | None) -> tuple[list[Planned], list[str]]:
+    """The members, in the order in which they would run, and what their names begin with.
+
+    What is left out, and what the series sets over the settings, is said on stderr.
 
     Raises PlanError or ConfigError if one of them can't be planned.
     """
     facts, filled = facts_for(request.loaded), _filled(request.loaded, share).config
     config = request.loaded.config
     sizes, notes = _sizes(request.loaded, filled, facts, share)
-    name = series.base_name(config, request.program)
-    planned = []
+    planned, names, origin = [], [], f"--mode {config.mode}"
     for member in series.members(config, sizes):
         ranks = series.ranks_per_node(filled, facts, member.size, local=share is None)
-        own = request_of(scanned, "run", member.settings(name, ranks), f"--mode {config.mode}")
+        names.append(name_of_member(scanned, "run", member, origin))
+        own = request_of(scanned, "run", member.settings(names[-1], ranks), origin)
         planned.append(plan_one(own, share, facts))
     if not config.strategies:
         planned, left_out = series.able(planned, lambda one: one.plan)
@@ -56,12 +57,12 @@ def plan_members(scanned: Scanned, request: Request, share: Share | None) -> lis
     given = [line for one in planned for line in (*one.loaded.overridden, *one.loaded.notes)]
     for note in dict.fromkeys([*notes, *given]):
         print(f"note: {note}", file=sys.stderr)
-    return planned
+    return planned, names
 
 
 def plans(scanned: Scanned, request: Request, share: Share | None) -> list[LaunchPlan]:
     """The members' plans, for one who asks what would be started. Raises PhalanxError if it can't be."""
-    found = [one.plan for one in plan_members(scanned, request, share)]
+    found = [one.plan for one in plan_members(scanned, request, share)[0]]
     for plan in found if share is None else ():
         local.check_place(plan)
     return found

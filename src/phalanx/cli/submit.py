@@ -18,7 +18,7 @@ from ..schedulers.slurm import jobs as our_jobs
 from ..schedulers.slurm import series as slurm_series
 from ..schedulers.slurm.limits import check_limits
 from ..schedulers.slurm.wait import wait_for
-from .launch import OPTIONS, Request, facts_for, request_of, warn_of_misplaced
+from .launch import OPTIONS, Request, facts_for, name_of_member, request_of, warn_of_misplaced
 from .options import Scanned, scan
 
 HELP = """\
@@ -109,18 +109,21 @@ def jobs_of(scanned: Scanned) -> list[submit.Job]:
 
 
 def _members(scanned: Scanned, request: Request, facts: Facts) -> list[submit.Job]:
-    config = request.loaded.config
-    name = series.base_name(config, request.program)
-    jobs = []
-    series_name = series.new_name(name)
-    for member in series.members(config, series.sizes_of_jobs(config)):
-        settings = member.settings(name, series.ranks_per_node(config, facts, member.size))
-        own = request_of(scanned, "submit", settings, f"--mode {config.mode}")
-        files = slurm_series.output_files(config, own.loaded.config, member)
-        if files:
-            own = request_of(scanned, "submit", settings | files, f"--mode {config.mode}")
-        jobs.append(replace(submit.build(own.loaded, own.program, facts), series=series_name))
-    return jobs
+    config, origin = request.loaded.config, f"--mode {request.loaded.config.mode}"
+    found = series.members(config, series.sizes_of_jobs(config))
+    names = [name_of_member(scanned, "submit", member, origin) for member in found]
+    settings = [
+        member.settings(name, series.ranks_per_node(config, facts, member.size))
+        for member, name in zip(found, names, strict=True)
+    ]
+    own = [request_of(scanned, "submit", one, origin) for one in settings]
+    files = slurm_series.output_files([(member, one.loaded.config) for member, one in zip(found, own, strict=True)])
+    own = [
+        request_of(scanned, "submit", one | more, origin) if more else done
+        for done, one, more in zip(own, settings, files, strict=True)
+    ]
+    series_name = series.new_name(names, request.program.name)
+    return [replace(submit.build(one.loaded, one.program, facts), series=series_name) for one in own]
 
 
 def carry_out(jobs: list[submit.Job], flags: frozenset[str] = frozenset(), chain: int = 1) -> list[str]:

@@ -7,7 +7,7 @@ load reports all of them.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path as FilePath
 from typing import Any, cast
 
@@ -21,6 +21,7 @@ from .tree import Leaf, Path, Tree, grow, merge, origin_of, show, values
 
 SCRIPT = "phalanx.init()"
 COMMAND_LINE = "command line"
+Override = str | tuple[str, Any] | tuple[str, Any, str]
 
 # Words of the topology and of launches, not settings.
 RESERVED = frozenset(
@@ -118,17 +119,16 @@ def from_environment(environ: Mapping[str, str], problems: list[str]) -> Tree:
     return tree
 
 
-def from_overrides(
-    overrides: Iterable[str | tuple[str, Any]], problems: list[str], origin: str = COMMAND_LINE
-) -> list[Tree]:
-    """One layer for each `key=value` (or pair) of the command line."""
+def from_overrides(overrides: Iterable[Override], problems: list[str], origin: str = COMMAND_LINE) -> list[Tree]:
+    """One layer for each `key=value` (or pair) of the command line, or of what a third value names."""
     found = []
     for override in overrides:
-        pair = override.split("=", 1) if isinstance(override, str) else override
-        if len(pair) != 2 or not pair[0]:
+        pair: Sequence[Any] = override.split("=", 1) if isinstance(override, str) else override
+        if len(pair) not in (2, 3) or not pair[0]:
             problems.append(f"{override!r} on the command line: expected key=value")
         else:
-            found.append(_override(tuple(pair[0].split(".")), pair[1], origin, problems))
+            key, value, *other = pair
+            found.append(_override(tuple(key.split(".")), value, other[0] if other else origin, problems))
     return found
 
 

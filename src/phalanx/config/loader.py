@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from ..errors import ConfigError
 from .convert import expected
 from .interpolate import Resolver
-from .layers import COMMAND_LINE, SCRIPT, from_environment, from_file, from_overrides, from_script, profiles
+from .layers import COMMAND_LINE, SCRIPT, Override, from_environment, from_file, from_overrides, from_script, profiles
 from .meaning import effects, replaced, with_command, without_rivals
 from .schema import JobConfig
 from .table import FREE, keys
@@ -39,7 +39,7 @@ class Loaded:
 
 def load_config(
     files: Iterable[str | FilePath] = (),
-    overrides: Iterable[str | tuple[str, Any]] = (),
+    overrides: Iterable[Override] = (),
     environ: Mapping[str, str] | None = None,
     *,
     script: Mapping[str, Any] | None = None,

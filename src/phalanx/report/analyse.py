@@ -11,7 +11,7 @@ from typing import Any
 
 from .groups import Workload, by_workload, difference
 from .measure import Left, Measured, Options, few_epochs, in_first_epoch
-from .model import Analysis, Comparison, Forecast, Group, Input, Line, RunData, Size
+from .model import Analysis, Comparison, Group, Input, Line, RunData, Size
 from .stats import Sample, exactly
 from .summary import WARM_UP_IS_IN
 from .text import percent, time
@@ -26,9 +26,11 @@ _BASELINE = " (baseline)"
 def analyse(
     runs: Sequence[RunData], inputs: Sequence[Input], options: Options, meta: Mapping[str, Any] | None = None
 ) -> Analysis:
-    """Group, measure and compare. Runs of an all-reduce benchmark are for the forecast only."""
+    """Group, measure and compare. Runs of an all-reduce benchmark are for the forecast only: they train nothing, though
+    they record what any run does, such as the GPUs' use."""
     benchmarks = [run for run in runs if len(run.allreduce)]
-    workloads = by_workload([run for run in runs if _trains(run)])
+    trainings = [run for run in runs if not len(run.allreduce)]
+    workloads = by_workload(trainings)
     left, warnings = Left(), _mixed(workloads)
     groups = [_group(workload, options, benchmarks, left, warnings) for workload in workloads]
     return Analysis(
@@ -40,13 +42,9 @@ def analyse(
         warmup_steps=options.warmup_steps,
         epochs_wanted=options.epochs,
         efficiency_wanted=options.efficiency,
-        runs=tuple(runs),
+        runs=tuple(trainings),
         meta=dict(meta or {}),
     )
-
-
-def _trains(run: RunData) -> bool:
-    return bool(len(run.epochs) or len(run.steps) or run.gpu_utilisation is not None) or not len(run.allreduce)
 
 
 def _mixed(workloads: Sequence[Workload]) -> list[str]:
@@ -86,7 +84,7 @@ def _group(
         if sizes:
             measured[label] = sizes
             line = _line(label, sizes, options, workload.weak, notes)
-            line = replace(line, forecast=_forecast(line, own, benchmarks, options))
+            line = _with_forecast(line, own, benchmarks, options)
             lines.append(replace(line, verdict=_verdict(line, sizes, options)))
     ranking = _ranking([line for line in lines if not line.baseline])
     if ranking:
@@ -133,6 +131,8 @@ def _notes(lines: Sequence[Line], workload: Workload, ranking: str) -> list[str]
         for point in line.points:
             started = {run.launcher for run in own if run.size == point.size and run.launcher}
             notes += _unlike(f"{line.label} on {point.size.text}", "launchers", started)
+    if any(run.size.nodes == 0 for run in workload.runs):
+        notes.append("how many nodes these ranks were on isn't told: --ranks-per-node N says how many were on each")
     if workload.weak:
         notes.append("weak scaling: the work grows with the size, so that the ideal is a constant time")
     return notes
@@ -259,11 +259,11 @@ def _gain(own: Measured, base: Measured, of: str, weak: bool) -> tuple[Sample | 
     return (gain.times(ratio), gain) if weak else (gain, gain.times(1 / ratio))
 
 
-def _forecast(line: Line, runs: Sequence[RunData], benchmarks: Sequence[RunData], options: Options) -> Forecast | None:
+def _with_forecast(line: Line, runs: Sequence[RunData], benchmarks: Sequence[RunData], options: Options) -> Line:
     if find_spec("phalanx.report.forecast") is None:
-        return None
-    found: Forecast = import_module("phalanx.report.forecast").forecast(line, runs, benchmarks, options.efficiency)
-    return found
+        return line
+    found, of_steps = import_module("phalanx.report.forecast").forecasts(line, runs, benchmarks, options.efficiency)
+    return replace(line, forecast=found, step_forecast=of_steps)
 
 
 # --- with the API and without

@@ -9,6 +9,7 @@ from .model import Size
 from .text import digits
 
 _MOST_LABELS = 12
+_BOTH = "nodes x ranks per node"
 _GAP = 0.4  # octaves between sizes that would stand on one another
 
 
@@ -56,9 +57,17 @@ def labels(places: dict[Size, float], first: Iterable[Size] = ()) -> tuple[tuple
         place = places[size]
         if size not in kept and all(abs(place - other) >= near for other in kept.values()):
             kept[size] = place
-    nodes_alone = all(size.ranks is None for size in places)  # then the axis says what is counted
+    alone = counted(places) != _BOTH  # then the axis says what is counted
     ticks = sorted(kept.items(), key=lambda item: item[1])
-    return tuple((place, str(size.nodes) if nodes_alone else size.text) for size, place in ticks)
+    return tuple((place, str(size.ranks or size.nodes) if alone else size.text) for size, place in ticks)
+
+
+def counted(sizes: Iterable[Size]) -> str:
+    """What an axis of these sizes counts."""
+    sizes = list(sizes)
+    if sizes and all(size.nodes == 0 for size in sizes):
+        return "ranks"
+    return "nodes" if sizes and all(size.ranks is None for size in sizes) else _BOTH
 
 
 def log_ticks(low: float, high: float, doubling: bool = False) -> tuple[tuple[float, str], ...]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from .axis import amount, labels, log_ticks, order, positions
+from .axis import amount, counted, labels, log_ticks, order, positions
 from .chart_values import Curve, Lines, Mark, Pick, Quantity, drawable, mark_of, runs_of, sizes_of, unit_of, words_of
-from .model import Analysis, Group, Line, Size, Stat
+from .model import Analysis, Forecast, Group, Line, Size, Stat
 from .text import between, percent, ratio, unit_of_times
+from .verdict import like_its_points
 
 
 def over_sizes(group: Group, quantity: Quantity) -> Lines | None:
@@ -22,7 +23,12 @@ def over_sizes(group: Group, quantity: Quantity) -> Lines | None:
 
 
 def _curves(
-    group: Group, places: dict[Size, float], pick: Pick, scale: float, words: Callable[[Stat], str]
+    group: Group,
+    places: dict[Size, float],
+    pick: Pick,
+    scale: float,
+    words: Callable[[Stat], str],
+    named: Callable[[Line], str] = lambda line: line.label,
 ) -> list[Curve]:
     """A line through the sizes; where several have the same ranks, through the one on fewest nodes."""
     found = []
@@ -40,8 +46,8 @@ def _curves(
                 aside.append(mark)
             else:
                 through[amount(point.size, group.axis)] = mark
-        found.append(Curve(line.label, "measured", tuple(through.values()), line.label))
-        found.append(Curve(f"{line.label}, same ranks on more nodes", "aside", tuple(aside), line.label))
+        found.append(Curve(named(line), "measured", tuple(through.values()), line.label))
+        found.append(Curve(f"{named(line)}, same ranks on more nodes", "aside", tuple(aside), line.label))
     return [curve for curve in found if curve.marks]
 
 
@@ -67,7 +73,7 @@ def _lines(
     return Lines(
         key=key,
         title=title,
-        x_title="nodes" if group.axis == "nodes" else "nodes x ranks per node",
+        x_title="nodes" if group.axis == "nodes" else counted(places),
         y_title=_y_title(title, unit, log),
         x_ticks=labels(places, sorted(sizes_of(group.lines), key=order(group.axis))),
         curves=tuple(curves),
@@ -90,7 +96,9 @@ def speedup(group: Group) -> Lines | None:
     lines = [line for line in group.lines if len(line.points) > 1]
     places = positions(sizes_of(lines), group.axis)
     sub = _only(group, lines)
-    curves = _curves(sub, places, lambda point: point.speedup, 1, lambda stat: words_of(stat, 1, "times", ratio))
+    curves = _curves(
+        sub, places, lambda point: point.speedup, 1, lambda stat: words_of(stat, 1, "times", ratio), _named(lines)
+    )
     bases = sorted({line.base for line in lines}, key=order(group.axis))
     for base in bases if curves else ():
         sizes = [size for size in places if amount(size, group.axis) >= amount(base, group.axis)]
@@ -110,17 +118,26 @@ def _ideal(size: Size, base: Size, axis: str, places: dict[Size, float]) -> Mark
     return Mark(places[size], times, None, None, (f"ideal {size.text}", f"{ratio(times)} times"))
 
 
-def _of(lines: list[Line]) -> str:
+_OF = {"epoch": "of epochs", "sample": "of a sample", "step": "of steps"}
+
+
+def _of(lines: Sequence[Line]) -> str:
     """What the speedup is of."""
-    words = {"epoch": "of epochs", "sample": "of a sample", "step": "of steps"}
-    return f"From the time {' and '.join(sorted({words.get(line.of, line.of) for line in lines}))}."
+    return f"From the time {' and '.join(sorted({_OF.get(line.of, line.of) for line in lines}))}."
+
+
+def _named(lines: Sequence[Line]) -> Callable[[Line], str]:
+    """Curves of different quantities in one chart say which each is of."""
+    if len({line.of for line in lines}) < 2:
+        return lambda line: line.label
+    return lambda line: f"{line.label}, {_OF.get(line.of, line.of)}"
 
 
 def efficiency(group: Group, analysis: Analysis) -> Lines | None:
     lines = [line for line in group.lines if len(line.points) > 1]
     places = positions(sizes_of(lines), group.axis)
     sub = _only(group, lines)
-    curves = _curves(sub, places, lambda point: point.efficiency, 0.01, _percents)
+    curves = _curves(sub, places, lambda point: point.efficiency, 0.01, _percents, _named(lines))
     curves += _levels(places, analysis.efficiency_wanted) if curves else []
     return _lines(sub, "efficiency", "Efficiency", "%", places, curves, _of(lines), full=100.0)
 
@@ -143,17 +160,17 @@ def _levels(places: dict[Size, float], wanted: float) -> list[Curve]:
 
 def forecast_time(group: Group, of: str) -> Lines | None:
     """Measured steps or epochs (`of`), and the line in its band of each forecast that is of these."""
-    lines = [line for line in group.lines if line.forecast and line.forecast.of == of and _curve(line)]
-    scale, unit = unit_of_times([stat.value for line in lines for _, stat, _ in _curve(line)])
-    places = _forecast_places(group, lines)
+    found = {line: rows for line in group.lines if (rows := _rows(_forecast_of(line, of)))}
+    scale, unit = unit_of_times([stat.value for rows in found.values() for _, stat, _ in rows])
+    places = _forecast_places(group, found)
     curves = []
-    for line in lines:
+    for line, rows in found.items():
         marks = [
             mark_of(places[size], stat, scale, (f"{line.label} {size.text}, forecast", words_of(stat, scale, unit)))
-            for size, stat, _ in _curve(line)
+            for size, stat, _ in rows
         ]
         curves.append(Curve(f"{line.label}, forecast", "forecast", tuple(marks), line.label))
-    sub = _only(group, lines)
+    sub = _only(group, list(found))
     curves += _curves(sub, places, lambda point: getattr(point, of), scale, lambda stat: words_of(stat, scale, unit))
     title, key = f"{of.capitalize()} time: measured and forecast", "forecast" if of == "step" else f"forecast_{of}"
     caption = f"The line is the model of the {of}, its band the model's error; points are what was measured."
@@ -161,44 +178,49 @@ def forecast_time(group: Group, of: str) -> Lines | None:
     return chart and replace(chart, y_title=_y_title(f"{of.capitalize()} time", unit, chart.log))
 
 
-def _forecast_places(group: Group, lines: Sequence[Line]) -> dict[Size, float]:
-    return positions(sizes_of(lines) | {size for line in lines for size, _, _ in _curve(line)}, group.axis)
+_Rows = list[tuple[Size, Stat, float]]
 
 
-def _curve(line: Line) -> list[tuple[Size, Stat, float]]:
-    """(size, seconds a step, efficiency) of a forecast that can be drawn."""
-    rows = line.forecast.curve if line.forecast else ()
+def _forecast_of(line: Line, of: str) -> Forecast | None:
+    return next((found for found in (line.forecast, line.step_forecast) if found and found.of == of), None)
+
+
+def _forecast_places(group: Group, found: Mapping[Line, _Rows]) -> dict[Size, float]:
+    return positions(sizes_of(found) | {size for rows in found.values() for size, _, _ in rows}, group.axis)
+
+
+def _rows(forecast: Forecast | None) -> _Rows:
+    """(size, seconds, efficiency) of a forecast that can be drawn."""
     return [
         (Size(nodes, ranks), Stat(seconds, low, high, 2), efficiency)
-        for nodes, ranks, seconds, low, high, efficiency in rows
+        for nodes, ranks, seconds, low, high, efficiency in (forecast.curve if forecast else ())
         if math.isfinite(seconds)
     ]
 
 
 def forecast_efficiency(group: Group, analysis: Analysis) -> Lines | None:
-    lines = [line for line in group.lines if _curve(line)]
-    places = _forecast_places(group, lines)
+    """Lines and points of one quantity: a forecast of another than its points are isn't drawn over them."""
+    found = {line: rows for line in group.lines if like_its_points(line) and (rows := _rows(line.forecast))}
+    places = _forecast_places(group, found)
     curves = [
         Curve(
             f"{line.label}, forecast",
             "forecast",
             tuple(
                 Mark(places[size], share * 100, None, None, (f"{line.label} {size.text}, forecast", percent(share)))
-                for size, _, share in _curve(line)
+                for size, _, share in rows
                 if math.isfinite(share)
             ),
             line.label,
         )
-        for line in lines
+        for line, rows in found.items()
     ]
     curves = [curve for curve in curves if curve.marks]
+    lines = list(found)
     if curves:
-        curves += _curves(_only(group, lines), places, lambda point: point.efficiency, 0.01, _percents)
+        points = lambda point: point.efficiency  # noqa: E731
+        curves += _curves(_only(group, lines), places, points, 0.01, _percents, _named(lines))
         curves += _levels(places, analysis.efficiency_wanted)
-    title, caption = (
-        "Efficiency: measured and forecast",
-        f"The line is the model. Points: {_of(lines).lower()}",
-    )
-    sub = _only(group, lines)
-    chart = _lines(sub, "forecast_efficiency", title, "%", places, curves, caption, full=100.0)
+    title, caption = "Efficiency: measured and forecast", f"The line is the model, points were measured. {_of(lines)}"
+    chart = _lines(_only(group, lines), "forecast_efficiency", title, "%", places, curves, caption, full=100.0)
     return chart and replace(chart, y_title="Efficiency (%)")

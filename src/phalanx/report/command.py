@@ -48,17 +48,24 @@ class Made:
         return {**found, "files": [str(path) for path in self.files]}
 
 
-def make(words: Sequence[str], root: Path, options: Options, out: Path, scaling: str = "strong") -> Made:
-    """Read what `words` mean (see inputs.py), and write the report into `out`, or nothing at all. `scaling` is that of
-    inputs that don't record it.
+def make(
+    words: Sequence[str],
+    root: Path,
+    options: Options,
+    out: Path,
+    scaling: str = "strong",
+    ranks_a_node: int | None = None,
+) -> Made:
+    """Read what `words` mean (see inputs.py), and write the report into `out`, or nothing at all. `scaling` and
+    `ranks_a_node` are those of inputs that don't record them.
 
     Raises UsageError for a word that is nothing, and DataError if nothing that was found can be used.
     """
     with _without_collection():
-        runs, looked_at = gather(words, root, scaling)
+        runs, looked_at = gather(words, root, scaling, ranks_a_node)
         _check_usable(runs, looked_at, words)
         analysis = analyse(runs, looked_at, options, meta=_meta())
-        _check_measured(analysis, options)
+        _check_measured(analysis, runs, options)
         return Made(analysis, tuple(_write(analysis, out)))
 
 
@@ -85,7 +92,7 @@ def _check_usable(runs: Sequence[RunData], looked_at: Sequence[Input], words: Se
     if not looked_at:
         raise UsageError(
             f"no runs in {where}: expected run directories (phalanx run makes them), or CSV files with the columns "
-            "name, nodes, epoch_id and time"
+            "name, epoch_id, time, and nodes or ranks"
         )
     raise DataError(
         f"nothing in {where} can be used for a report; expected at least one run with a whole epoch or a few steps:\n"
@@ -93,11 +100,11 @@ def _check_usable(runs: Sequence[RunData], looked_at: Sequence[Input], words: Se
     )
 
 
-def _check_measured(analysis: Analysis, options: Options) -> None:
+def _check_measured(analysis: Analysis, runs: Sequence[RunData], options: Options) -> None:
     points = [point for group in analysis.groups for line in group.lines for point in line.points]
     if any(point.epoch or point.step or point.throughput for point in points):
         return
-    benchmarks = any(len(run.allreduce) for run in analysis.runs)
+    benchmarks = any(len(run.allreduce) for run in runs)
     if benchmarks and not points:
         raise DataError(
             "these are all-reduce benchmarks alone, which a forecast uses: name your training runs beside them"

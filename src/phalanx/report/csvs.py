@@ -17,16 +17,18 @@ from .text import count, numbers
 _FEW = 5
 _PARTS = ("epoch-time", "gpu-energy-data", "communication-data", "computation-data")  # itwinai's folders, below a run's
 _SHORTEST, _LONGEST = 1e-6, 1e9  # seconds that an epoch can take
-_MOST_NODES = 1_000_000
+_MOST = 1_000_000  # nodes or ranks
 _BASELINE = " (baseline)"
 
 
 def read_tables(
-    tables: Sequence[Table], root: Path, others: Sequence[RunData] = ()
+    tables: Sequence[Table], root: Path, others: Sequence[RunData] = (), ranks_a_node: int | None = None
 ) -> tuple[list[RunData], list[Input]]:
     """The runs of files that were found below `root`, and what of each file was used.
 
     Epochs that one of the `others` has too are left out: EpochTimer writes records and, if asked, such a file.
+
+    `ranks_a_node` is that of files which tell ranks or nodes only, if one knows it.
 
     Epoch times make runs. GPU and computation files tell the number of GPUs, not of nodes: they are added to the runs
     of their experiment where that number is known (see `_gpus_a_node`), and are left out elsewhere.
@@ -36,8 +38,8 @@ def read_tables(
     computation = [table for table in tables if table.kind == "computation"]
     energies = {_Key(table.path, label, gpus): found for table in gpu for label, gpus, found in _energies(table)}
     windows = _windows(computation)
-    a_node = _gpus_a_node(runs, energies, windows)
-    runs = [_with_ranks(run, a_node) for run in runs]
+    a_node = ranks_a_node or _gpus_a_node(runs, energies, windows)
+    runs = [_with_both(run, a_node) for run in runs]
     runs = [_joined(run, energies, windows) for run in runs]
     runs += _energy_alone(runs, energies, root)
     joined = {(_experiment(run.path), _plain(run.label), run.size.ranks) for run in runs}
@@ -73,20 +75,25 @@ def _plain(label: str) -> str:
 # --- epoch times
 
 
-def _same(run: RunData) -> tuple[str, int, bytes]:
-    return run.label.removesuffix(_BASELINE), run.size.nodes, run.epochs.tobytes()
+def _same(run: RunData) -> list[tuple[object, ...]]:
+    """What a run shares with a copy of it, which may tell nodes or ranks only: the first is what to look for."""
+    label, times = run.label.removesuffix(_BASELINE), run.epochs.tobytes()
+    sizes = (("nodes", run.size.nodes), ("ranks", run.size.ranks))
+    return [(label, what, number, times) for what, number in sizes if number]
 
 
 def _epoch_runs(tables: Sequence[Table], root: Path, others: Sequence[RunData]) -> tuple[list[RunData], list[Input]]:
     """A run for each name and number of nodes in a file, and each time its epochs begin anew."""
     runs: list[RunData] = []
     inputs: list[Input] = []
-    seen = {_same(run): run.path for run in others if len(run.epochs)}
+    seen = {key: run.path for run in others if len(run.epochs) for key in _same(run)}
     for table in tables:
         left_out = [table.reason] if table.reason else []
         found: list[RunData] = []
         for run in _runs_of(table, root, left_out):
-            same = seen.setdefault(_same(run), table.path)
+            keys = _same(run)
+            same = seen.get(keys[0], table.path)
+            seen |= {key: same for key in keys if key not in seen}
             if same != table.path:
                 left_out.append(f"{run.label} on {run.size.text}: the same times as in {same}")
             else:
@@ -109,7 +116,7 @@ def _runs_of(table: Table, root: Path, left_out: list[str]) -> list[RunData]:
         name, size, epoch = row.get("name", ""), _size(row), whole(row.get("epoch_id"))
         seconds = number(row.get("time"))
         if not name or size is None or epoch is None or row.get("time") is None:
-            bad["not a whole row, or a number of nodes that isn't one"].append(where)
+            bad["not a whole row, or a number of nodes or ranks that isn't one"].append(where)
         elif seconds is None or not math.isfinite(seconds):
             bad["its time is not a number"].append(f"{where} ({name}, {size.text}, epoch {epoch})")
         elif not _SHORTEST <= seconds <= _LONGEST and seconds > 0:
@@ -127,8 +134,19 @@ def _runs_of(table: Table, root: Path, left_out: list[str]) -> list[RunData]:
 
 
 def _size(row: Mapping[str, str]) -> Size | None:
-    nodes, ranks = whole(row.get("nodes")), whole(row.get("ranks"))
-    return Size(nodes, ranks or None) if nodes is not None and 0 < nodes <= _MOST_NODES else None
+    """Of nodes and ranks what there is; None for a number that isn't one."""
+    found = [_how_many(row.get(name)) for name in ("nodes", "ranks")]
+    if None in found or not any(found):
+        return None
+    return Size(found[0] or 0, found[1] or None)
+
+
+def _how_many(text: str | None) -> int | None:
+    """0 where nothing is told."""
+    if not text or text.lower() == "nan":
+        return 0
+    number = whole(text)
+    return number if number is not None and 0 < number <= _MOST else None
 
 
 def _passes(rows: list[tuple[int, float]], name: str, size: Size, left_out: list[str]) -> list[list[tuple[int, float]]]:
@@ -247,11 +265,14 @@ def _gpus_a_node(
     return int(ratio) if ratio >= 1 and ratio == int(ratio) else None
 
 
-def _with_ranks(run: RunData, a_node: int | None) -> RunData:
-    """A process a GPU, as is usual there."""
-    if a_node is None or run.size.ranks is not None:
-        return run
-    return replace(run, size=Size(run.size.nodes, run.size.nodes * a_node))
+def _with_both(run: RunData, a_node: int | None) -> RunData:
+    """Nodes and ranks, where one of them is told: a process a GPU, as is usual there."""
+    nodes, ranks = run.size.nodes, run.size.ranks
+    if a_node is not None and ranks is None:
+        return replace(run, size=Size(nodes, nodes * a_node))
+    if a_node is not None and ranks is not None and nodes == 0:
+        return replace(run, size=Size(-(-ranks // a_node), ranks))
+    return run
 
 
 def _joined(run: RunData, energies: Mapping[_Key, _Energy], windows: Mapping[_Key, Window]) -> RunData:

@@ -3,18 +3,23 @@ don't matter."""
 
 from __future__ import annotations
 
+import codecs
 import csv
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+_SIZES = frozenset({"nodes", "ranks"})  # of which epoch times need one
 KINDS: Mapping[str, frozenset[str]] = {
-    "epoch times": frozenset({"name", "nodes", "epoch_id", "time"}),
+    "epoch times": frozenset({"name", "epoch_id", "time"}),
     "GPU energy": frozenset({"utilization", "power", "num_global_gpus", "strategy", "probing_interval"}),
     "computation": frozenset({"name", "self_cuda_time_total", "strategy", "num_gpus", "global_rank"}),
 }
+_OTHER_NAMES = {"workers": "ranks", "num_workers": "ranks", "world_size": "ranks", "num_nodes": "nodes"}
 _FEW = 5
+_UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
 @dataclass
@@ -30,20 +35,21 @@ class Table:
 def read_table(path: Path) -> Table:
     """The rows of one file, if it is one of ours."""
     try:
-        text = path.read_text(encoding="utf-8-sig", errors="replace")
+        content = path.read_bytes()
     except OSError as error:
         return Table(path, reason=f"cannot be read: {error.strerror}")
-    lines = [line for line in text.splitlines() if line.strip()]
+    encoding = "utf-16" if content.startswith(_UTF16) else "utf-8-sig"
+    lines = [line for line in content.decode(encoding, "replace").splitlines() if line.strip()]
     if not lines:
         return Table(path, reason="empty")
     try:
-        rows = list(csv.reader(lines, delimiter=";" if lines[0].count(";") > lines[0].count(",") else ","))
+        rows = list(csv.reader(lines, delimiter=max(",;\t", key=lines[0].count), skipinitialspace=True))
     except csv.Error as error:
         return Table(path, reason=f"no CSV file: {error}")
-    header = [name.strip() for name in rows[0]]
+    header = [_column(name) for name in rows[0]]
     kind = next((kind for kind, names in KINDS.items() if names <= set(header)), None)
-    if kind is None:
-        return Table(path, reason=f"its columns are {few(header)}: expected {_expected()}")
+    if kind is None or (kind == "epoch times" and not _SIZES & set(header)):
+        return Table(path, reason=f"its columns are {few(header)}: {_lacking(set(header))}")
     if len(rows) == 1:
         return Table(path, kind, reason="no rows below its header")
     return Table(path, kind, [_named(header, row) for row in rows[1:]])
@@ -51,11 +57,28 @@ def read_table(path: Path) -> Table:
 
 def _named(header: Sequence[str], row: Sequence[str]) -> dict[str, str]:
     """Nothing of a row with more fields than the header has, as decimal commas make them."""
-    return {} if any(row[len(header) :]) else dict(zip(header, row, strict=False))
+    values = [value.strip() for value in row]
+    return {} if any(values[len(header) :]) else dict(zip(header, values, strict=False))
 
 
-def _expected() -> str:
-    return " or ".join(", ".join(sorted(names)) for names in KINDS.values())
+def _column(name: str) -> str:
+    """`Epoch ID` is `epoch_id`, and ranks have several names."""
+    found = re.sub(r"[\s-]+", "_", name.strip().lower())
+    return _OTHER_NAMES.get(found, found)
+
+
+def _lacking(header: set[str]) -> str:
+    """What a file would need to be of the kind that it is nearest to; of all kinds, if it is near to none."""
+    nearest = max(KINDS, key=lambda kind: len(KINDS[kind] & header) / len(KINDS[kind]))
+    if nearest != "epoch times" or len(KINDS[nearest] & header) < 2:
+        return f"expected {' or '.join(_needed(kind) for kind in KINDS)}"
+    missing = [*sorted(KINDS[nearest] - header), *([] if _SIZES & header else ["nodes or ranks"])]
+    return f"{' and '.join(missing)} missing; expected {_needed(nearest)}"
+
+
+def _needed(kind: str) -> str:
+    names = ", ".join(sorted(KINDS[kind]))
+    return f"{names}, and nodes or ranks (also called workers)" if kind == "epoch times" else names
 
 
 def few(words: Sequence[str]) -> str:

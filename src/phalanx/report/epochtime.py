@@ -12,7 +12,7 @@ from .nonnegative import determined
 from .steptime import Refusal, sigma
 from .text import count
 
-_STRONG = ("what ranks share among them", "what stays the same", "what grows with each doubling")
+STRONG = ("what ranks share among them", "what stays the same", "what grows with each doubling")
 
 
 def epoch_model(line: Line) -> Model:
@@ -27,9 +27,9 @@ def epoch_model(line: Line) -> Model:
         if point.epoch is not None
     ]
     weak, first = line.scaling == "weak", min(extent(size) for size, _ in known)
-    columns: Row = lambda size: _row(extent(size) / first, weak)  # noqa: E731
+    columns: Row = lambda size: row_of(extent(size) / first, weak)  # noqa: E731
     found = tuple(Observation(tuple(columns(size)), stat.value, sigma(stat), size) for size, stat in known)
-    names = _STRONG[1:] if weak else _STRONG
+    names = STRONG[1:] if weak else STRONG
     if not determined(np.array([item.row for item in found])):
         raise Refusal(
             f"{count(len(found), 'size')} with epoch times can't tell {len(names)} terms of an epoch apart "
@@ -54,5 +54,5 @@ def epoch_model(line: Line) -> Model:
     )
 
 
-def _row(times: float, weak: bool) -> list[float]:
+def row_of(times: float, weak: bool) -> list[float]:
     return [1.0, math.log2(times)] if weak else [1 / times, 1.0, math.log2(times)]

@@ -140,13 +140,15 @@ class Model:
 
     def left_out(self) -> float | None:
         """The largest relative error at a size that was left out of the fit, of those that can be."""
-        errors = []
-        for size, time in self.measured:
-            others = [fit.without(size) for fit in self.fits]
-            if all(others):
-                value = self._input(size)[0] + sum(fit.at(size) for fit in others if fit) / len(others)
-                errors.append(abs(value / time - 1))
-        return max(errors, default=None)
+        foretold = [(self.without(size), time) for size, time in self.measured]
+        return max((abs(value / time - 1) for value, time in foretold if value is not None), default=None)
+
+    def without(self, size: Size) -> float | None:
+        """A size's time by the fit to the others; None if they can't tell the columns apart."""
+        others = [fit.without(size) for fit in self.fits]
+        if not all(others):
+            return None
+        return self._input(size)[0] + sum(fit.at(size) for fit in others if fit) / len(others)
 
 
 def extent(size: Size) -> int:

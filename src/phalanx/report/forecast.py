@@ -11,15 +11,32 @@ from .fit import Model, extent
 from .model import Forecast, Line, Point, RunData, Size
 from .steptime import Refusal, step_model
 from .text import percent
+from .wholeepoch import WholeEpochs, epochs_of_steps
 
 _FAR = 4  # times the largest measured size, beyond which it is a guess
 _SHORTEST = 1e-9  # seconds that something can take
 _EACH = 256  # nodes up to which every number is looked at
+_APART = 0.05  # by which the efficiencies of epochs and of steps differ before that is said
 _FARTHEST = 16  # times the largest measured size, beyond which nothing is said
 
 
+def forecasts(
+    line: Line, runs: Sequence[RunData], benchmarks: Sequence[RunData], efficiency: float
+) -> tuple[Forecast, Forecast | None]:
+    """That of what the line's speedup is of; and beside one of epochs that of their steps, if they are known."""
+    try:
+        model = _model(line, runs, benchmarks)
+        whole = epochs_of_steps(model, line, runs) if (line.of, model.of) == ("epoch", "step") else None
+        if whole is None:
+            return _told(model, line, efficiency), None
+        return _told(whole, line, efficiency), _told(model, line, efficiency)
+    except Refusal as refusal:
+        return Forecast(refused=f"{refusal}."), None
+
+
 def forecast(line: Line, runs: Sequence[RunData], benchmarks: Sequence[RunData], efficiency: float) -> Forecast:
-    """`runs` are the line's, `benchmarks` those with all-reduce times; `efficiency` is the least that is wanted."""
+    """Of steps, or of epochs where steps aren't known. `runs` are the line's, `benchmarks` those with all-reduce times;
+    `efficiency` is the least that is wanted."""
     try:
         return _told(_model(line, runs, benchmarks), line, efficiency)
     except Refusal as refusal:
@@ -71,6 +88,8 @@ def _told(model: Model, line: Line, wanted: float) -> Forecast:
 def _path(sizes: Sequence[Size]) -> list[Size]:
     """Sizes that one could go to: more ranks on the node up to as many as one had, then more nodes like that."""
     largest = max(sizes, key=extent)
+    if any(size.nodes == 0 for size in sizes):
+        return [Size(0, count) for count in _counts(min(map(extent, sizes)), extent(largest) * _FARTHEST)]
     ranks = largest.ranks and -(-largest.ranks // largest.nodes)
     first = min(sizes, key=extent)
     found: set[Size] = set()
@@ -110,7 +129,7 @@ def _shown(model: Model, path: Sequence[Size], most: Size | None) -> list[Size]:
         for size in sorted({*path, *measured}, key=lambda size: (extent(size), size.nodes))
         if size in measured
         or size == most
-        or (extent(size) <= until and size.nodes in doubled and (size.nodes > 1 or extent(size) in doubled))
+        or (extent(size) <= until and size.nodes in (*doubled, 0) and (size.nodes > 1 or extent(size) in doubled))
     ]
 
 
@@ -118,18 +137,13 @@ def _warnings(model: Model, line: Line, shown: Sequence[Size], most: Size | None
     found = []
     if model.error() is None:
         found.append("as many terms as sizes: none is left to check the forecast by")
-    measured = [size for size, _ in model.measured]
     if not model.network and any(size.nodes > 1 for size in shown):
         found.append("all sizes are on one node, so that the network between nodes is taken to be as fast as within")
-    largest = max(line.points, key=lambda point: extent(point.size))
-    if line.of == "epoch" and model.of == "step" and largest.efficiency and largest.size in measured:
-        steps = model.efficiency(largest.size, line.base)
-        if steps - largest.efficiency.value > 0.05:
-            return [
-                *found,
-                f"at {largest.size.text} whole epochs keep {percent(largest.efficiency.value)}, steps alone "
-                f"{percent(steps)}: what is outside the steps isn't in the forecast",
-            ]
+    apart = _apart(model, line)
+    if apart and model.of == "step":
+        return [*found, f"{apart}: what is outside of the steps isn't in this forecast"]
+    if apart:
+        found.append(f"{apart}: the forecast of epochs has what is outside of the steps in it")
     if most and extent(most) > _FAR * model.largest:
         found.append(
             f"{most.text} is {extent(most) / model.largest:.3g} times the largest that was run: measure on the way"
@@ -137,3 +151,17 @@ def _warnings(model: Model, line: Line, shown: Sequence[Size], most: Size | None
     if most and extent(most) >= _FARTHEST * model.largest:
         found.append(f"{most.text} is the farthest that is looked at: {percent(wanted)} may be kept beyond it")
     return found
+
+
+def _apart(model: Model, line: Line) -> str:
+    """Whether whole epochs scale otherwise than their steps, in words."""
+    steps = model.steps if isinstance(model, WholeEpochs) else model if model.of == "step" else None
+    largest = max(line.points, key=lambda point: extent(point.size))
+    if steps is None or line.of != "epoch" or not largest.efficiency:
+        return ""
+    if largest.size not in [size for size, _ in steps.measured]:
+        return ""
+    alone, whole = steps.efficiency(largest.size, line.base), largest.efficiency.value
+    if abs(alone - whole) <= _APART:
+        return ""
+    return f"at {largest.size.text} whole epochs keep {percent(whole)}, steps alone {percent(alone)}"

@@ -113,7 +113,7 @@ def _says(run: RunData) -> bool:
 
 def _fits(run: RunData, group: Workload) -> bool:
     """Whether a run that tells less than all may be of this workload."""
-    if (run.scaling == "weak") != group.weak:
+    if (run.scaling == "weak") != group.weak or any(_no_axis(run, other) for other in group.runs):
         return False
     for mine, theirs in ((kind_of_device(run), group.device), *_pairs(run, group)):
         if mine is not None and theirs is not None and mine != theirs:
@@ -121,6 +121,12 @@ def _fits(run: RunData, group: Workload) -> bool:
     told = group.runs[0].work.parameters is not None
     same = run.work.name.removesuffix(".py") in {name.removesuffix(".py") for name in group.names}
     return same or (run.baseline and told)
+
+
+def _no_axis(run: RunData, other: RunData) -> bool:
+    """Whether one tells nodes only and the other ranks only."""
+    one, two = run.size, other.size
+    return (one.ranks is None and two.nodes == 0) or (one.nodes == 0 and two.ranks is None)
 
 
 def _pairs(run: RunData, group: Workload) -> list[tuple[object, object]]:

@@ -28,16 +28,18 @@ class Found:
     others: list[Input] = field(default_factory=list)
 
 
-def gather(words: Sequence[str], root: Path, scaling: str = "strong") -> tuple[list[RunData], list[Input]]:
+def gather(
+    words: Sequence[str], root: Path, scaling: str = "strong", ranks_a_node: int | None = None
+) -> tuple[list[RunData], list[Input]]:
     """The runs that `words` mean, each once, and what was used of everything that was looked at.
 
-    `root` is the run root, which series are looked up in; `scaling` that of inputs that don't tell. Raises UsageError
-    for a word that is nothing.
+    `root` is the run root, which series are looked up in; `scaling` and `ranks_a_node` those of inputs that don't tell.
+    Raises UsageError for a word that is nothing.
     """
     found = discover(words, root)
     runs, inputs = _unlike([read_run(path, scaling) for path in found.runs])
     for folder, paths in found.csvs.items():
-        more, looked_at = read_tables([read_table(path) for path in paths], folder, runs)
+        more, looked_at = read_tables([read_table(path) for path in paths], folder, runs, ranks_a_node)
         runs += [replace(run, scaling=scaling) for run in more]
         inputs += looked_at
     return runs, [*inputs, *found.others]

@@ -29,7 +29,8 @@ def _markdown_group(group: Group, analysis: Analysis) -> str:
             parts.append(f"Speedup and efficiency are of {OF.get(line.of, line.of)}, against {line.base.text}.")
         costs = _markdown_costs(line, analysis)
         parts += [costs] if costs else []
-        parts += [_markdown_forecast(line.forecast)] if line.forecast and not line.baseline else []
+        forecasts = [] if line.baseline else [line.forecast, line.step_forecast]
+        parts += [_markdown_forecast(forecast) for forecast in forecasts if forecast]
     if group.comparisons:
         parts.append("### With Phalanx and by hand\n\n" + "\n".join(f"- {_comparison(c)}" for c in group.comparisons))
     if group.notes:
@@ -72,7 +73,9 @@ def _markdown_forecast(forecast: Forecast) -> str:
     if forecast.left_out_error is not None:
         error += f", at a size that is left out of the fit by up to {percent(forecast.left_out_error)}"
     warnings = [f"- warning: {warning}" for warning in forecast.warnings]
-    return "\n\n".join(part for part in (f"Forecast{error}:", "\n".join(terms), table, "\n".join(warnings)) if part)
+    return "\n\n".join(
+        part for part in (f"Forecast of {forecast.of}s{error}:", "\n".join(terms), table, "\n".join(warnings)) if part
+    )
 
 
 def _markdown_inputs(analysis: Analysis) -> str:

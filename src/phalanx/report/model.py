@@ -18,15 +18,17 @@ Numbers = NDArray[np.float64]
 
 @dataclass(frozen=True, order=True)
 class Size:
-    """How large a run was. `ranks` over all nodes; None in files that tell nodes only. Two sizes with the same ranks on
-    other numbers of nodes are two points."""
+    """How large a run was. `ranks` over all nodes; None in files that tell nodes only. `nodes` 0: not known, in files
+    that tell ranks only. Two sizes with the same ranks on other numbers of nodes are two points."""
 
     nodes: int
     ranks: int | None
 
     @property
     def text(self) -> str:
-        """`2x4`, nodes x ranks a node; `5 on 2` if those differ; `2 nodes`."""
+        """`2x4`, nodes x ranks a node; `5 on 2` if those differ; `2 nodes`, `8 ranks` where that is all."""
+        if self.nodes == 0:
+            return f"{self.ranks} rank{'s' if self.ranks != 1 else ''}"
         if self.ranks is None:
             return f"{self.nodes} node{'s' if self.nodes > 1 else ''}"
         if self.ranks % self.nodes:
@@ -148,11 +150,11 @@ class Term:
 
 @dataclass(frozen=True)
 class Forecast:
-    """What steps would take at other sizes; or, with `refused`, why nothing can be said.
+    """What epochs, or steps, would take at other sizes; or, with `refused`, why nothing can be said.
 
-    `curve` rows: (nodes, ranks, seconds a step, low, high, efficiency); ranks None where they aren't known. `error`:
+    `curve` rows: (nodes, ranks, seconds, low, high, efficiency); ranks None where they aren't known. `error`:
     relative, of the fit at its points; None where as many terms as points leave none. `left_out_error`: the largest at
-    a point that was left out of the fit. `of`: what the times are of, "step" or (where steps aren't recorded) "epoch".
+    a point that was left out of the fit. `of`: what the times are of, "step" or "epoch".
     """
 
     refused: str = ""
@@ -175,6 +177,7 @@ class Line:
     points: tuple[Point, ...]
     baseline: bool = False
     forecast: Forecast | None = None
+    step_forecast: Forecast | None = None  # beside a forecast of epochs, that of their steps
     of: str = "epoch"  # whose time speedup and efficiency are of: "epoch", "sample" or "step"
     verdict: str = ""  # one sentence: is the next size worth it?
 

@@ -175,15 +175,15 @@ def _forecast(line: Line, analysis: Analysis) -> str:
     warnings = "".join(f"<li>{text(warning)}</li>" for warning in forecast.warnings)
     return (
         f"<h3>Forecast for {text(line.label, 80)}</h3><p>{text(_keeps(forecast, analysis))}</p>"
+        f"{f'<p>{text(_keeps(line.step_forecast, analysis))}</p>' if line.step_forecast else ''}"
         f"{f'<ul class=notes>{warnings}</ul>' if warnings else ''}{tables.terms(line, forecast)}"
     )
 
 
 def _keeps(forecast: Forecast, analysis: Analysis) -> str:
     wanted = percent(analysis.efficiency_wanted)
-    most = (
-        f"Keeps an efficiency of {wanted} up to {forecast.most.text}." if forecast.most else f"No size keeps {wanted}."
-    )
+    kept = f"keep an efficiency of {wanted} up to {forecast.most.text}" if forecast.most else f"keep {wanted} nowhere"
+    most = f"{'Epochs' if forecast.of == 'epoch' else 'Steps alone'} {kept}."
     error = "" if forecast.error is None else f" Error at the measured points: {percent(forecast.error)}."
     return most + error
 

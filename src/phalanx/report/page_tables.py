@@ -130,7 +130,7 @@ def comparisons(group: Group) -> str:
 
 
 def terms(line: Line, forecast: Forecast) -> str:
-    """What the forecast's step time is made of."""
+    """What the forecast's time is made of."""
     columns = [
         Column("Term", words=True),
         Column("Value"),
@@ -148,7 +148,7 @@ def terms(line: Line, forecast: Forecast) -> str:
         ]
         for term in forecast.terms
     ]
-    return table(f"Terms of the step time of {line.label[:60]}", columns, rows)
+    return table(f"Terms of the {forecast.of} time of {line.label[:60]}", columns, rows)
 
 
 def inputs(found: Sequence[Input]) -> str:

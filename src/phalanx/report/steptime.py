@@ -109,7 +109,8 @@ class Steps:
         if self.waits is None:
             return Term("input", 0.0, "ms", "not there")
         mean, low, high = self._waiting()
-        return Term("input", mean * 1e3, "ms", "measured", (high - low) / 2 * 1e3)
+        spread = high - low if high - low > 1e-9 * high else 0.0  # sums of the same numbers in another order
+        return Term("input", mean * 1e3, "ms", "measured", spread / 2 * 1e3)
 
     def _warnings(self) -> list[str]:
         waits, last = self.waits or [0.0], _step(self.points[-1]).value

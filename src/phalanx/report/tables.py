@@ -83,7 +83,7 @@ def _point(group: Group, line: Line, point: Point) -> dict[str, Any]:
         "label": line.label,
         "scaling": line.scaling,
         "size": point.size.text,
-        "nodes": point.size.nodes,
+        "nodes": point.size.nodes or None,
         "ranks": point.size.ranks,
         "runs": point.runs,
         "base": line.base.text,
@@ -110,7 +110,7 @@ def _run(run: RunData) -> dict[str, Any]:
         "run": run.run_id,
         "path": run.path,
         "label": run.label,
-        "nodes": run.size.nodes,
+        "nodes": run.size.nodes or None,
         "ranks": run.size.ranks,
         "scaling": run.scaling,
         "launcher": run.launcher,
@@ -148,7 +148,7 @@ def _epochs(run: RunData) -> Iterable[dict[str, Any]]:
     for epoch, seconds in run.epochs:
         yield {
             "name": run.label,
-            "nodes": run.size.nodes,
+            "nodes": run.size.nodes or None,
             "ranks": run.size.ranks,
             "run": run.run_id,
             "epoch_id": int(epoch),
@@ -169,14 +169,15 @@ def _comparisons(group: Group) -> Iterable[dict[str, Any]]:
 
 
 def _forecast(group: Group, line: Line) -> Iterable[dict[str, Any]]:
-    forecast = line.forecast
-    for nodes, ranks, seconds, low, high, efficiency in forecast.curve if forecast else ():
+    forecasts = [forecast for forecast in (line.forecast, line.step_forecast) if forecast]
+    rows = ((forecast.of, *row) for forecast in forecasts for row in forecast.curve)
+    for of, nodes, ranks, seconds, low, high, efficiency in rows:
         yield {
             "workload": group.title,
             "label": line.label,
-            "nodes": nodes,
+            "nodes": nodes or None,
             "ranks": ranks,
-            "of": forecast.of if forecast else "",
+            "of": of,
             "time_s": seconds,
             "time_s_low": low,
             "time_s_high": high,

@@ -49,7 +49,10 @@ def _worth(line: Line, point: Point, wanted: float) -> str:
 
 def _stop(line: Line, kept: Point, point: Point, wanted: float) -> str:
     text = f"Stay at {kept.size.text}: {point.size.text} is not worth it: {_gain(line, point)}"
-    return f"{text}, less than the {percent(wanted)} that are wanted{_doubt(point, wanted)}."
+    assert point.efficiency is not None
+    share = point.efficiency.value
+    exactly = f" ({share * 100:.2f}%)" if percent(share) == percent(wanted) else ""
+    return f"{text}{exactly}, less than the {percent(wanted)} that are wanted{_doubt(point, wanted)}."
 
 
 def _gain(line: Line, point: Point) -> str:
@@ -62,6 +65,11 @@ def _gain(line: Line, point: Point) -> str:
         f"{ratio(point.speedup.value)} times the {work} of {line.base.text} with {more:.3g} "
         f"times the {what}, an efficiency of {percent(point.efficiency.value)}"
     )
+
+
+def like_its_points(line: Line) -> bool:
+    """Whether the forecast's efficiency is of the same quantity as the measured ones."""
+    return line.forecast is not None and (line.forecast.of == "epoch") == (line.of == "epoch")
 
 
 def growth(base: Size, size: Size) -> tuple[float, str]:
@@ -81,10 +89,12 @@ def _doubt(point: Point, wanted: float) -> str:
 
 
 def _beyond(line: Line, kept: Point, wanted: float) -> str:
-    """What the forecast adds."""
+    """What the forecast adds, if it is of what the line is of."""
     forecast = line.forecast
     if forecast is None or forecast.refused or kept is not line.points[-1]:
         return ""
+    if not like_its_points(line):
+        return " The forecast is of steps alone: what whole epochs keep beyond that isn't known."
     if forecast.most is None:
         return f" The forecast doesn't reach {percent(wanted)} anywhere: measure before you go on."
     more, _ = growth(kept.size, forecast.most)

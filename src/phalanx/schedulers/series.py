@@ -5,9 +5,11 @@ As jobs a size is a number of nodes; here it is a number of processes.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import TypeVar
 
 from .. import cells, engines
@@ -39,11 +41,17 @@ class Member:
     size: Size
     repeat: int = 1
 
-    def settings(self, name: str, ranks: int) -> dict[str, str]:
-        """What the series sets in this run, above everything else; `ranks` are those of a node."""
-        full = f"{name}-{self.strategy}-{self.size.nodes}x{ranks}"
-        found = {"strategy": self.strategy, "nodes": str(self.size.nodes), "job_name": full, "name": full}
+    @property
+    def own(self) -> dict[str, str]:
+        """What tells this run from others, as settings."""
+        found = {"strategy": self.strategy, "nodes": str(self.size.nodes)}
         return found if self.size.nproc is None else {**found, "nproc_per_node": str(self.size.nproc)}
+
+    def settings(self, name: str, ranks: int) -> dict[str, str]:
+        """What the series sets in this run, above everything else: `name` is that of this member's own settings
+        (`x-${strategy}` is another in each), `ranks` are those of a node."""
+        full = f"{name}-{self.strategy}-{self.size.nodes}x{ranks}"
+        return {**self.own, "job_name": full, "name": full}
 
 
 def sizes_of_jobs(config: JobConfig) -> list[Size]:
@@ -137,6 +145,9 @@ def base_name(config: JobConfig, program: Program) -> str:
     return (config.job_name or "").replace("/", "_") or config.name or program.name
 
 
-def new_name(base: str) -> str:
-    """What `phalanx status`, `cancel` and `retry` know all its runs by."""
+def new_name(names: Sequence[str], otherwise: str) -> str:
+    """What `phalanx status`, `cancel` and `retry` know all its runs by: what its members' `names` begin with, as whole
+    words; `otherwise` where that is nothing."""
+    words = zip(*(re.split(r"(?<=[-_.])", name) for name in names), strict=False)
+    base = "".join(first for first, *_ in takewhile(lambda same: len(set(same)) == 1, words)).strip("-_.") or otherwise
     return f"{base}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"

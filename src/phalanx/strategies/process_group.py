@@ -17,6 +17,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from ..comm import WORDS, Comm
 from ..errors import PlanError, TopologyError, UsageError
+from ..gloo_end import let_gloo_finish_at_exit
 from ..topology import Topology
 from . import meeting
 from .base import Strategy
@@ -165,6 +166,7 @@ class ProcessGroupStrategy(Strategy):
 
     def setup(self) -> None:
         backend = self.backend()
+        let_gloo_finish_at_exit()  # before the callbacks that disconnect: it comes after them
         if not dist.is_initialized():
             self._connect(backend)
             self._ours = True
