@@ -14,9 +14,11 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from .rundir import write_atomic
 from .schedulers import verdict
 from .schedulers.deaths import since
 
@@ -30,7 +32,10 @@ def main(arguments: list[str]) -> int:
     if not arguments or status == 0:
         return status
     try:
-        lines, code = verdict.conclude(attempt(Path(arguments[0]), status, os.environ))
+        ended = attempt(Path(arguments[0]), status, os.environ)
+        lines, code = verdict.conclude(ended)
+        if "SLURM_JOB_ID" in os.environ:
+            _keep(ended, lines, os.environ["SLURM_JOB_ID"])
     except Exception as error:
         print(f"phalanx: no verdict on this failure ({type(error).__name__}: {error})", file=sys.stderr)
         return status
@@ -48,12 +53,21 @@ def attempt(run_dir: Path, status: int, environ: Mapping[str, str]) -> verdict.A
         run_dir=run_dir,
         since=start,
         returncode=status,
-        stderr=since(_output(run_dir, environ), start),
+        stderr=since(_output(run_dir, environ), start, environ.get("SLURM_JOB_ID", "")),
         host=environ.get("SLURMD_NODENAME") or os.uname().nodename,
         launcher=launcher,
         world_size=world,
         nproc_per_node=plan.get("nproc_per_node"),
     )
+
+
+def _keep(ended: verdict.Attempt, lines: list[str], job: str) -> None:
+    """The verdict as a file, for `phalanx status`: other jobs may go on to write into the same output."""
+    culprit, _ = verdict.judge(ended)
+    said = {"v": 1, "start": ended.since, "lines": lines, "rank": culprit.rank if culprit else None}
+    said["host"] = culprit.host if culprit else None
+    with suppress(OSError):  # a full disk: it has been printed
+        write_atomic(ended.run_dir / "jobs" / f"{job}.verdict", json.dumps(said))
 
 
 def _plan(run_dir: Path) -> dict[str, Any]:

@@ -11,9 +11,15 @@
 set -o pipefail
 
 run_dir=${1:-/home/me/project/runs/train/job-${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}}
+[ -z "${1-}" ] || [ -e "$1/config.yaml" ] || {
+  echo "phalanx: $(hostname) has no run directory $1: set run_root to a folder that all nodes share" >&2
+  exit 2
+}
 export PHALANX_RUN_DIR="$run_dir${SLURM_ARRAY_TASK_ID:+/array-$SLURM_ARRAY_TASK_ID}"
 mkdir -p "$PHALANX_RUN_DIR/jobs" || exit
 date +%s >>"$PHALANX_RUN_DIR/jobs/$SLURM_JOB_ID.start"
+# What stands before this line in an output file that jobs or restarts share is not this start's
+[ ! -s /dev/stderr ] || echo "=== phalanx: job $SLURM_JOB_ID, start ${SLURM_RESTART_COUNT:-0} ===" >&2
 [ -e "$PHALANX_RUN_DIR/config.yaml" ] || cat >"$PHALANX_RUN_DIR/config.yaml" <<'END_OF_CONFIG'
 strategy: ddp
 END_OF_CONFIG

@@ -54,6 +54,25 @@ def test_the_jobs_own_output_tells_of_ranks_that_left_no_words(run_dir: Path) ->
     assert code == 137
 
 
+@pytest.mark.parametrize("mark", ["=== phalanx: job 71, start 0 ===", "=== phalanx: job 71, start 1 ==="])
+@pytest.mark.parametrize("before", ["srun-kill-rank2", "torchrun-kill-rank2", "openmpi-kill-rank2", "cancel-srun"])
+def test_what_others_or_earlier_starts_wrote_into_the_same_file_does_not_count(
+    run_dir: Path, before: str, mark: str
+) -> None:
+    (run_dir / "errors/2.json").unlink()
+    earlier = "=== phalanx: job 71, start 0 ===\n" + (RECORDED / f"{before}.txt").read_text()
+    lines, code = tell(run_dir, 143, f"{earlier}no line break{mark}\n{(RECORDED / 'srun-segv-rank2.txt').read_text()}")
+    assert "a segmentation fault" in lines[0]
+    assert code == 139
+
+
+def test_the_verdict_is_kept_for_those_who_ask_later(run_dir: Path) -> None:
+    tell(run_dir, 143)
+    said = json.loads((run_dir / "jobs/71.verdict").read_text())
+    assert (said["start"], said["rank"], said["host"]) == (100.0, 2, "node2")
+    assert said["lines"][0] == "rank 2 on node2 failed: SystemExit: 3"
+
+
 def test_only_the_end_of_a_long_output_is_read(run_dir: Path) -> None:
     (run_dir / "errors/2.json").unlink()
     output = "srun: error: node1: task 0: Killed\n" + "loss 0.1\n" * 20_000 + "srun: error: node2: task 3: Killed\n"

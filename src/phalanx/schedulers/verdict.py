@@ -16,8 +16,13 @@ from .deaths import Death, Stop, agents, deaths, stop
 _OWN_DEATHS = tuple(
     int(getattr(signal, name)) for name in ("SIGKILL", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE") if hasattr(signal, name)
 )
+_FATAL = ("SIGKILL", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE", "SIGABRT", "SIGTERM")
 _PORT_TAKEN = re.compile(r"port: (\d+)[^\n]*EADDRINUSE")  # torch's store
-_BROKEN = re.compile(r"gloo|nccl|connection (reset|closed|refused)|broken pipe|socket", re.IGNORECASE)
+_BROKEN = re.compile(  # what is said of another rank's end
+    r"gloo|nccl|connection (reset|closed|refused)|lost its connection|broken pipe|socket|DistNetworkError"
+    r"|DistStoreError|failed to recv",
+    re.IGNORECASE,
+)
 _SIGNALS = 256 - 64  # exit codes from here on are a negative number's, a signal's
 _FEW = 4096  # ranks whose error files can be looked at one by one
 _DIRECT = ("python", "srun", "mpirun", None)  # these start the ranks themselves; others start agents
@@ -95,7 +100,7 @@ def find(
         if written is not None and _is_effect(written, ended):
             written = None
     elif launcher == "deepspeed" and not died and returncode > _SIGNALS:  # its words went to stdout
-        died = [Death(None, host, returncode - 256, 0)]
+        died = [Death(None, host, returncode - 256, 0, outside=returncode - 256 == -signal.SIGTERM)]
     elif launcher == "python" and not died:
         return written or _died(Death(0, host, returncode, 0), host)
     chosen = _choose(run_dir, since, host, written, died)
@@ -108,6 +113,9 @@ def _choose(run_dir: Path, since: float, host: str, written: Culprit | None, die
     killed = [death for death in died if -death.code in _OWN_DEATHS and not death.late]
     if killed:
         return _died(killed[0], host)
+    told = written is not None and not _BROKEN.search(written.what)
+    if not told and (terminated := next((death for death in died if death.outside and not death.late), None)):
+        return _died(terminated, host)  # by somebody else than the launcher: the others lost their connection to it
     own = [death for death in died if not (death.late and death.code == -signal.SIGKILL)]
     ended = [death for death in own if death.code != -signal.SIGTERM]  # SIGTERM and, late, SIGKILL: the launcher's way
     silent = [death for death in ended if not _left_words(run_dir, death.rank, since)]
@@ -185,14 +193,28 @@ def _died(death: Death, here: str, kind: str = "a rank") -> Culprit:
     calls its host localhost."""
     host = here if death.host in ("localhost", "127.0.0.1") else death.host
     if death.code >= 0:
-        # A container that could not be started ends with this code, and so does ssh.
-        hint = " (of a container: its image, a bind, a folder or the command is missing)" if death.code == 255 else ""
-        return Culprit(death.rank, host, f"ended with exit code {death.code}{hint}", death.code, kind=kind)
-    name = signal_name(-death.code)
-    hint = " (often: out of memory)" if name == "SIGKILL" else ""
+        return Culprit(
+            death.rank, host, f"ended with exit code {death.code}{_of_code(death.code)}", death.code, kind=kind
+        )
+    hint = _HINTS.get(signal_name(-death.code), " (not by the launch itself)" if death.outside else "")
     if death.out_of_memory:
         hint = ": out of memory, as Slurm says; set mem to more, or use less"
-    return Culprit(death.rank, host, f"was killed by {name}{hint}", 128 - death.code, kind=kind)
+    return Culprit(death.rank, host, f"was killed by {signal_name(-death.code)}{hint}", 128 - death.code, kind=kind)
+
+
+_HINTS = {
+    "SIGKILL": " (often by the kernel, because memory ran out)",
+    "SIGSEGV": " (a segmentation fault)",
+}
+
+
+def _of_code(code: int) -> str:
+    """What an exit code means by custom: a container that could not be started ends with 255, and so does ssh;
+    containers and shells add 128 to the signal that ended the command in them."""
+    if code == 255:
+        return " (of a container: its image, a bind, a folder or the command is missing)"
+    name = signal_name(code - 128)
+    return f" ({name} in a container or shell{_HINTS.get(name, '')})" if name in _FATAL else ""
 
 
 def signal_name(number: int) -> str:
