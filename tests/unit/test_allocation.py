@@ -133,6 +133,20 @@ def test_where_a_launch_goes_over_the_allocation(slurm, environ, expected):
     assert allocation.current(environ) == expected
 
 
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "3"}, "SLURM_STEP_NUM_TASKS=4"),
+        ({"SLURM_STEP_NUM_TASKS": "1", "OMPI_COMM_WORLD_SIZE": "2"}, "OMPI_COMM_WORLD_SIZE=2"),
+        ({"PMI_SIZE": "2", "PMI_RANK": "0"}, "PMI_SIZE=2"),
+        ({"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "0", "SLURM_PTY_PORT": "9", "PMI_SIZE": "4"}, None),
+        ({"SLURM_NTASKS": "8", "SLURM_PROCID": "0"}, None),  # a batch script
+    ],
+)
+def test_a_command_that_was_started_several_times_is_known(environ, expected):
+    assert allocation.one_of_several(environ) == expected
+
+
 def test_without_srun_there_is_no_allocation_to_launch_over(monkeypatch):
     monkeypatch.setattr(allocation.shutil, "which", lambda name: None)
     assert allocation.current({"SLURM_JOB_ID": "17"}) is None

@@ -248,6 +248,13 @@ def test_what_stood_in_a_shared_output_file_before_a_start_is_marked_off(batch_n
         assert path.read_text() == before + mark
 
 
+def test_an_export_option_of_the_job_hides_nothing_from_its_steps(batch_node):
+    _, seen = batch_node("nproc=2", around={"SLURM_EXPORT_ENV": "NONE"})
+    assert [(environ.get("SLURM_EXPORT_ENV"), "PHALANX_RUN_DIR" in environ) for _, environ in seen] == [
+        (None, True)
+    ] * 2
+
+
 def test_a_node_without_the_run_directory_makes_none_of_its_own(batch_node, tmp_path):
     (tmp_path / "run/config.yaml").unlink()
     done, seen = batch_node("nproc=2")

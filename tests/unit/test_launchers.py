@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from phalanx.config import load_config
+from phalanx.errors import PlanError
 from phalanx.facts import Facts
 from phalanx.planner import make_plan
 from phalanx.program import Program
@@ -31,6 +32,14 @@ def plan(*overrides, args=()):
 def test_python_starts_the_worker_directly():
     command = plan(args=("--n", "$x")).command
     assert command == ("/py/bin/python", "-m", "phalanx.worker", "train.py", "--n", "$x")
+
+
+@pytest.mark.parametrize("words", ["--export=NONE", "--export=A=1"])
+@pytest.mark.parametrize("launcher", ["srun", "torchrun"])
+def test_an_export_option_that_hides_the_settings_from_ranks_is_refused(launcher, words):
+    with pytest.raises(PlanError, match=r"srun_args has --export=(NONE|A=1), .*use --export=ALL"):
+        plan("nodes=2", f"launcher={launcher}", f"srun_args={words}")
+    plan("nodes=2", f"launcher={launcher}", "srun_args=--export=ALL")
 
 
 def test_torchrun_on_one_node_meets_on_loopback():

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -250,6 +251,27 @@ def test_the_environment_travels_less_the_words_of_other_jobs_and_what_a_directi
          "PHALANX_RUN_DIR", "TORCHELASTIC_RUN_ID"), "1",
     )  # fmt: skip
     assert submission_environment(script, {**mine, **others}) == mine
+
+
+@pytest.mark.parametrize(
+    ("export", "site", "refused"),
+    [
+        (None, None, None), (None, "ALL", None), ("ALL,A=1", "NONE", None), ("HF_TOKEN", None, None),
+        ("NONE", None, "export=NONE hides HF_TOKEN"), (None, "NONE", "SBATCH_EXPORT=NONE hides HF_TOKEN"),
+    ],
+)  # fmt: skip
+def test_an_export_option_that_hides_a_secret_from_the_job_is_refused(export, site, refused):
+    from phalanx.config import load_config
+    from phalanx.facts import Facts
+    from phalanx.planner import make_plan
+    from phalanx.program import Program
+    from phalanx.schedulers.slurm.submit import _check_export
+
+    overrides = ("env.HF_TOKEN=x", *([f"export={export}"] if export else []))
+    facts = Facts("login", 8, 0, "/py/bin/python", "Linux", "x86_64")
+    plan = make_plan(load_config((), overrides, {}).config, facts, Program("train.py", ()), for_slurm=True)
+    with pytest.raises(PlanError, match=refused) if refused else nullcontext():
+        _check_export(plan, {"SBATCH_EXPORT": site} if site else {})
 
 
 def test_scontrols_fields_may_hold_spaces():

@@ -116,7 +116,8 @@ def _foreign(plan: LaunchPlan) -> list[str]:
     asked = [suffix for setting, suffix in memory.items() if getattr(plan.config, setting)]
     others = [f"SLURM_MEM_PER_{suffix}" for suffix in memory.values() if asked and suffix not in asked]
     ranks = ["RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "TORCHELASTIC_RUN_ID"]
-    ranks.append("HOROVOD_RANK")
+    # An export option of the submission, or a site's default, is about the job: what its script sets is for all tasks.
+    ranks += ["HOROVOD_RANK", "SLURM_EXPORT_ENV"]
     return [*ranks, "SLURM_CPU_BIND", "SLURM_CPU_BIND_TYPE", "SLURM_CPU_BIND_LIST", "SRUN_CPUS_PER_TASK", *others]
 
 

@@ -175,7 +175,7 @@ def _by_ray(text: str) -> Iterator[Death]:
 
 
 def _by_srun(text: str) -> Iterator[Death]:
-    """In the order in which tasks ended. Those after srun began to end the step are late: a SIGTERM was its own then."""
+    """In the order in which tasks ended. Those after srun began to end the step are late; a SIGTERM was its own."""
     ending = _ENDING.search(text)
     for found in _TASK.finditer(text):
         code = _srun_code(found["end"])

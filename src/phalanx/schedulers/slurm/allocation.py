@@ -34,15 +34,20 @@ class Share:
 
 
 def current(environ: Mapping[str, str]) -> str | None:
-    """The id of the allocation around this process, if a launch from here goes over all of it.
-
-    Within a step of several tasks each task runs the command, so there it starts locally; but of a step with a
-    terminal (`srun --pty bash`) only the first task lives.
-    """
+    """The id of the allocation around this process, if a launch from here goes over all of it."""
     job = environ.get("SLURM_JOB_ID")
-    alone = environ.get("SLURM_STEP_NUM_TASKS", "1") == "1"
-    shell = "SLURM_PTY_PORT" in environ and environ.get("SLURM_PROCID") == "0"
-    return job if job and (alone or shell) and shutil.which("srun") else None
+    return job if job and one_of_several(environ) is None and shutil.which("srun") else None
+
+
+def one_of_several(environ: Mapping[str, str]) -> str | None:
+    """The variable that tells that srun or mpirun started this process several times, if they did. Of a step with a
+    terminal (`srun --pty bash`) only the first task lives."""
+    if "SLURM_PTY_PORT" in environ and environ.get("SLURM_PROCID") == "0":
+        return None
+    for name in ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"):
+        if (_number(environ.get(name)) or 1) > 1:
+            return f"{name}={environ[name]}"
+    return None
 
 
 def find(job_id: str, environ: Mapping[str, str]) -> Share:

@@ -141,6 +141,7 @@ def check(job: Job) -> None:
         )
     engines.check(plan)
     probe.check(plan)
+    _check_export(plan, os.environ)
     if plan.config.snapshot:
         _check_snapshot(plan)
     folder = plan.config.chdir or plan.cwd
@@ -155,6 +156,18 @@ def check(job: Job) -> None:
         raise PlanError(
             f"there is no python at {plan.python}: set venv to a virtual environment's folder, or python (--force "
             "submits all the same, for one that only the nodes see)"
+        )
+
+
+def _check_export(plan: LaunchPlan, environ: Mapping[str, str]) -> None:
+    """Secrets travel in the environment alone, which an export option may hide from the job."""
+    setting = plan.config.sbatch.export
+    said = setting or environ.get("SBATCH_EXPORT") or "ALL"
+    hidden = [name for name in secret.only(plan.environment) if not {"ALL", name} & set(said.split(","))]
+    if hidden:
+        raise PlanError(
+            f"{'export' if setting else 'SBATCH_EXPORT'}={said} hides {', '.join(hidden)} from the job: secrets of env "
+            f"stand in no script and travel in the environment; add {'them' if hidden[1:] else 'it'} there, or ALL"
         )
 
 
