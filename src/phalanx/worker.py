@@ -14,6 +14,7 @@ import errno
 import faulthandler
 import os
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.machinery import SourceFileLoader
 from io import open_code
@@ -44,11 +45,12 @@ class RunFiles:
 
 @dataclass(frozen=True)
 class Rank:
-    """This rank, with its files and open log if there is a run directory."""
+    """This rank, with its files and open log if there is a run directory. `launch` is the launcher's own stderr."""
 
     rank: int
     files: RunFiles | None
     log: int | None
+    launch: int | None = None
 
 
 def main(arguments: list[str]) -> None:
@@ -59,7 +61,7 @@ def main(arguments: list[str]) -> None:
         print(USAGE, file=sys.stderr)
         sys.exit(PhalanxError.exit_code)
     folder = os.environ.get("PHALANX_RUN_DIR")
-    rank, log = None, None
+    rank, log, launch = None, None, None
     files = _files(Path(folder).absolute(), f"{_host()}-{os.getpid()}") if folder else None
     try:
         topology = Topology.current()
@@ -67,6 +69,7 @@ def main(arguments: list[str]) -> None:
         rank = topology.rank
         if files:
             files = _files(files.folder, str(rank), (rank, topology.node_rank, topology.world_size))
+            launch = os.dup(2) if sys.stderr is not None else None
             log = _open_log(files, rank)
         script = None if command else _existing(arguments[0])
         _set_variables(topology, files.folder if files else None)
@@ -76,12 +79,12 @@ def main(arguments: list[str]) -> None:
     except PhalanxError as error:
         print(f"phalanx: {error}", file=sys.stderr)
         if files and files.folder.is_dir():
-            _report(error, files, rank, error.exit_code)
+            _report(error, files, rank, error.exit_code, launch)
         sys.exit(error.exit_code)
     assert script is not None
     if said is not None:
         arguments[1:1] = _in_scripts_words(said, script)
-    _run(script, arguments, Rank(rank, files, log))
+    _run(script, arguments, Rank(rank, files, log, launch))
 
 
 def _local_rank_option(arguments: list[str]) -> tuple[str | None, list[str]]:
@@ -164,7 +167,7 @@ def _run(script: Path, arguments: list[str], me: Rank) -> None:
         status = exit_status(error.code)
         failed = None if status else _dry_run_without_run(me.files)
         if status:
-            _note(_report(_below(error, code), me.files, me.rank, status), me.log)
+            _note(_report(_below(error, code), me.files, me.rank, status, me.launch), me.log)
         if failed is None:
             raise
     except BaseException as error:
@@ -221,6 +224,10 @@ def _set_variables(topology: Topology, run_dir: Path | None) -> None:
     os.environ.update(topology.environ())
     if place is not None:
         os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = place[0], str(place[1])
+    if topology.num_nodes > 1:
+        from . import network  # as above
+
+        network.choose(topology)
     if os.environ.get("PHALANX_HOROVOD_RANKS") and run_dir is not None:
         from .horovod_ranks import provide  # most ranks are none of Horovod's
 
@@ -290,7 +297,7 @@ def _print_to(log: int) -> None:
 def _fail(error: BaseException, me: Rank) -> None:
     """What Python does for an uncaught exception, after leaving the report."""
     status = INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
-    report = _report(error, me.files, me.rank, status)
+    report = _report(error, me.files, me.rank, status, me.launch)
     if me.rank == 0 or sys.excepthook is not sys.__excepthook__:
         _note(report, me.log)
     _call_hook(error)
@@ -309,19 +316,31 @@ def _call_hook(error: BaseException) -> None:
         sys.__excepthook__(type(error), error, error.__traceback__)
 
 
-def _report(error: BaseException, files: RunFiles | None, rank: int | None, status: int) -> dict[str, object]:
+def _report(
+    error: BaseException, files: RunFiles | None, rank: int | None, status: int, launch: int | None
+) -> dict[str, object]:
     report = failure(error, rank, status)
     if files is not None:
         try:
             write_failure(report, files.error)
         except OSError as reason:
-            print(f"phalanx: cannot write {files.error} on host {_host()}: {reason}", file=sys.stderr)
+            _say_failure(report, reason, launch)
     return report
+
+
+def _say_failure(report: dict[str, object], reason: OSError, launch: int | None) -> None:
+    """Where a full disk takes no report, and no line of the rank's log either, the launch's verdict reads this."""
+    what = " ".join(str(report["exception"]).split())[:500]
+    said = f"phalanx: rank {report['rank']} on {report['host']} failed: {what} "
+    said += f"(exit code {report['exit_code']}; no report: {reason.strerror or reason})\n"
+    with suppress(OSError):
+        os.write(2 if launch is None else launch, said.encode(errors="backslashreplace"))
 
 
 def _note(report: dict[str, object], log: int | None) -> None:
     if log is not None:
-        os.write(log, str(report["traceback"]).encode(errors="backslashreplace"))
+        with suppress(OSError):  # a full disk, perhaps the very reason
+            os.write(log, str(report["traceback"]).encode(errors="backslashreplace"))
 
 
 def _below(error: BaseException, code: CodeType | None) -> BaseException:

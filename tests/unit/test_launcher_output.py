@@ -180,6 +180,25 @@ def test_a_rank_that_fails_in_the_moment_in_which_another_is_ended_is_not_its_ca
 
 
 @pytest.mark.parametrize(
+    "what", ["RuntimeError: Gloo connectFullMesh failed with …", "DistBackendError: ncclSystemError"]
+)
+def test_ranks_that_did_not_reach_each_other_are_told_of_the_interface(tmp_path: Path, what: str) -> None:
+    error_file(tmp_path, 1, 101.0, what)
+    lines, _ = verdict.conclude(verdict.Attempt(tmp_path, 100.0, 1, "", "node1", "srun", 4, 2))
+    assert "set interface" in lines[-1]
+
+
+def test_a_rank_whose_disk_took_no_report_is_named_by_what_it_said(tmp_path: Path) -> None:
+    """As worker.py says it on the launcher's stderr."""
+    error_file(tmp_path, 0, 101.0)
+    said = "phalanx: rank 3 on node2 failed: OSError: [Errno 28] No space left on device (exit code 1; no report: x)\n"
+    culprit, _ = judge(tmp_path, said + text("srun-exit3-rank2"), "srun")
+    assert culprit is not None
+    assert (culprit.rank, culprit.host, culprit.exit_code) == (3, "node2", 1)
+    assert culprit.what == "failed: OSError: [Errno 28] No space left on device"
+
+
+@pytest.mark.parametrize(
     ("code", "words"), [(139, "SIGSEGV in a container or shell (a seg"), (137, "SIGKILL in a con")]
 )
 def test_a_signal_that_a_container_tells_as_an_exit_code_is_named(tmp_path: Path, code: int, words: str) -> None:

@@ -343,3 +343,21 @@ def test_the_local_rank_that_deepspeeds_launcher_adds_reaches_the_scripts_that_t
 def test_a_command_gets_no_local_rank_option() -> None:
     done = run("--local_rank=0", "--exec", "echo", "--local_rank", rank=0)
     assert done.stdout == "--local_rank\n", done.stderr
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_can_leave_no_report_says_so_to_the_launcher(tmp_path: Path, rank: int) -> None:
+    """As on a full disk, which doesn't take the rank's log either."""
+    script = write(
+        tmp_path / "s.py",
+        """
+        import os
+        folder = os.environ["PHALANX_RUN_DIR"] + "/errors"
+        os.rmdir(folder)
+        open(folder, "w").close()
+        raise OSError(28, "No space left on device")
+        """,
+    )
+    done = run(script, rank=rank, run_dir=tmp_path)
+    said = f"phalanx: rank {rank} on {socket.gethostname()} failed: OSError: [Errno 28] No space left on device "
+    assert said + "(exit code 1; no report: " in done.stderr

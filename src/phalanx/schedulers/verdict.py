@@ -23,6 +23,19 @@ _BROKEN = re.compile(  # what is said of another rank's end
     r"|DistStoreError|failed to recv",
     re.IGNORECASE,
 )
+_SAID = re.compile(  # by the worker, where it can't leave an error file
+    r"^phalanx: rank (?P<rank>\d+) on (?P<host>\S+) failed: (?P<what>.*) \(exit code (?P<code>\d+); no report: ",
+    re.MULTILINE,
+)
+_UNREACHED = re.compile(
+    r"connectFullMesh failed|Unable to find (interface|address) for|socketStartConnect|no socket interface"
+    r"|ncclSystemError",
+    re.IGNORECASE,
+)
+_NO_NETWORK = (
+    "  the ranks did not reach each other at the addresses that they told: set interface to the network interface that "
+    "connects the nodes (ip addr lists them)"
+)
 _SIGNALS = 256 - 64  # exit codes from here on are a negative number's, a signal's
 _FEW = 4096  # ranks whose error files can be looked at one by one
 _DIRECT = ("python", "srun", "mpirun", None)  # these start the ranks themselves; others start agents
@@ -71,6 +84,7 @@ def conclude(attempt: Attempt) -> tuple[list[str], int]:
         log = _log(attempt, culprit.rank)
         lines += [f"  log: {log}"] if log else []
         lines += [f"  traceback: {culprit.error_file}"] if culprit.error_file else []
+        lines += [_NO_NETWORK] if _UNREACHED.search(culprit.what) else []
         return lines, culprit.exit_code or 1
     if stopped is not None:
         return [stopped.what], code
@@ -93,6 +107,8 @@ def find(
     """The culprit of a failed attempt that began at Unix time `since`; None when no rank is known to have
     failed (the launcher itself did, or somebody ended it). Error files of earlier attempts don't count."""
     written = _first_error_file(run_dir, since)
+    if written is None or _BROKEN.search(written.what):
+        written = _said(stderr) or written
     died = deaths(stderr, launcher)
     ended = _stop(stderr, launcher)
     if ended is not None:  # what came after it is its effect
@@ -172,6 +188,12 @@ def _first_error_file(run_dir: Path, since: float) -> Culprit | None:
     path, error = min(current, key=lambda item: float(item[1]["time"]))
     what, code = f"failed: {error['exception']}", int(error["exit_code"])
     return Culprit(error["rank"], error["host"], what, code, path, float(error["time"]))
+
+
+def _said(stderr: str) -> Culprit | None:
+    """The first rank that could only say how it failed: its disk was full."""
+    said = _SAID.search(stderr)
+    return Culprit(int(said["rank"]), said["host"], f"failed: {said['what']}", int(said["code"])) if said else None
 
 
 def _left_words(run_dir: Path, rank: int | None, since: float) -> bool:

@@ -161,7 +161,7 @@ def check(job: Job) -> None:
 
 def _check_export(plan: LaunchPlan, environ: Mapping[str, str]) -> None:
     """Secrets travel in the environment alone, which an export option may hide from the job."""
-    setting = plan.config.sbatch.export
+    setting = plan.config.sbatch.model_dump(exclude_none=True).get("export")
     said = setting or environ.get("SBATCH_EXPORT") or "ALL"
     hidden = [name for name in secret.only(plan.environment) if not {"ALL", name} & set(said.split(","))]
     if hidden:
