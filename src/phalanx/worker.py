@@ -45,12 +45,14 @@ class RunFiles:
 
 @dataclass(frozen=True)
 class Rank:
-    """This rank, with its files and open log if there is a run directory. `launch` is the launcher's own stderr."""
+    """This rank, with its files and open log if there is a run directory. `launch` is the launcher's own stderr,
+    `others` the number of other ranks."""
 
     rank: int
     files: RunFiles | None
     log: int | None
     launch: int | None = None
+    others: int = 0
 
 
 def main(arguments: list[str]) -> None:
@@ -84,7 +86,7 @@ def main(arguments: list[str]) -> None:
     assert script is not None
     if said is not None:
         arguments[1:1] = _in_scripts_words(said, script)
-    _run(script, arguments, Rank(rank, files, log, launch))
+    _run(script, arguments, Rank(rank, files, log, launch, topology.world_size - 1))
 
 
 def _local_rank_option(arguments: list[str]) -> tuple[str | None, list[str]]:
@@ -169,11 +171,37 @@ def _run(script: Path, arguments: list[str], me: Rank) -> None:
         if status:
             _note(_report(_below(error, code), me.files, me.rank, status, me.launch), me.log)
         if failed is None:
+            if not status:
+                _say_if_alone(script, me)
             raise
     except BaseException as error:
         failed = _below(error, code)
     if failed is not None:  # outside the handler, as the script's own hook must see no exception in flight
         _fail(failed, me)
+    _say_if_alone(script, me)
+
+
+def _say_if_alone(script: Path, me: Rank) -> None:
+    """Several ranks that never met have each done the same, which is seldom meant."""
+    if me.others and me.rank == 0 and not _met_others():
+        print(
+            f"phalanx: note: {me.others + 1} ranks ran {script.name}, and it made no process group: each trained by "
+            "itself, and wrote into the same files. Call phalanx.init() or torch.distributed.init_process_group() in "
+            "it, or start one with --nproc 1",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+def _met_others() -> bool:
+    """Whether the script has made a group, or uses another library by which ranks meet."""
+    if any(name in sys.modules for name in ("horovod", "mpi4py", "jax", "tensorflow", "ray", "pytest")):
+        return True
+    started = getattr(sys.modules.get("phalanx.run.setup"), "_started", False)
+    torchs = sys.modules.get("torch.distributed.distributed_c10d")
+    # The method stays when the group is destroyed.
+    made = getattr(torchs, "_default_pg_init_method", None) is not None
+    return started or made or (torchs is not None and torchs.is_initialized())
 
 
 def _dry_run_without_run(files: RunFiles | None) -> BaseException | None:

@@ -361,3 +361,20 @@ def test_a_rank_that_can_leave_no_report_says_so_to_the_launcher(tmp_path: Path,
     done = run(script, rank=rank, run_dir=tmp_path)
     said = f"phalanx: rank {rank} on {socket.gethostname()} failed: OSError: [Errno 28] No space left on device "
     assert said + "(exit code 1; no report: " in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("code", "rank", "noted"),
+    [
+        ("print(1)", 0, True),
+        ("import sys; sys.exit()", 0, True),
+        ("import sys; sys.exit(3)", 0, False),
+        ("print(1)", 1, False),  # once is enough
+        ("import sys, types; sys.modules['horovod'] = types.ModuleType('horovod')", 0, False),
+    ],
+)
+def test_several_ranks_that_never_met_are_told_of_at_the_end(tmp_path: Path, code: str, rank: int, noted: bool) -> None:
+    script = write(tmp_path / "s.py", code)
+    done = run(script, rank=rank, run_dir=tmp_path)
+    assert ("2 ranks ran s.py, and it made no process group" in done.stderr) == noted
+    assert "no process group" not in run(script, rank=0, world=1, run_dir=tmp_path).stderr
