@@ -34,12 +34,13 @@ def main(arguments: list[str]) -> int:
     try:
         ended = attempt(Path(arguments[0]), status, os.environ)
         lines, code = verdict.conclude(ended)
+        culprit, _ = verdict.judge(ended)
         if "SLURM_JOB_ID" in os.environ:
-            _keep(ended, lines, os.environ["SLURM_JOB_ID"])
+            _keep(ended, lines, culprit, os.environ["SLURM_JOB_ID"])
     except Exception as error:
         print(f"phalanx: no verdict on this failure ({type(error).__name__}: {error})", file=sys.stderr)
         return status
-    print("\n".join(lines), file=sys.stderr)
+    print("\n".join([*verdict.traceback(culprit, ended.launcher), *lines]), file=sys.stderr)
     return code
 
 
@@ -61,9 +62,8 @@ def attempt(run_dir: Path, status: int, environ: Mapping[str, str]) -> verdict.A
     )
 
 
-def _keep(ended: verdict.Attempt, lines: list[str], job: str) -> None:
+def _keep(ended: verdict.Attempt, lines: list[str], culprit: verdict.Culprit | None, job: str) -> None:
     """The verdict as a file, for `phalanx status`: other jobs may go on to write into the same output."""
-    culprit, _ = verdict.judge(ended)
     said = {"v": 1, "start": ended.since, "lines": lines, "rank": culprit.rank if culprit else None}
     said["host"] = culprit.host if culprit else None
     with suppress(OSError):  # a full disk: it has been printed

@@ -152,6 +152,7 @@ def exit_status(code: object) -> int:
 
 
 def _run(script: Path, arguments: list[str], me: Rank) -> None:
+    atexit.register(_remove_empty_cache)
     atexit.register(_let_gloo_finish)  # before the script's own, so that it comes after them
     sys.argv = arguments
     if not getattr(sys.flags, "safe_path", sys.flags.isolated):
@@ -220,6 +221,15 @@ def _let_gloo_finish() -> None:
         import time
 
         time.sleep(_GLOO_FINISHES)
+
+
+def _remove_empty_cache() -> None:
+    """torch makes a folder for compiled code in /tmp also where nothing is compiled; one that holds something stays for
+    the next run."""
+    folder = Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR", ""))  # torch sets it when it makes the folder
+    if folder.name.startswith("torchinductor_"):
+        with suppress(OSError):
+            folder.rmdir()
 
 
 def _main_module(script: Path) -> ModuleType:

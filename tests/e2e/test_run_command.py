@@ -55,6 +55,8 @@ def test_a_plain_script_in_two_processes_gets_all_it_needs(work):
     (work / "s.py").write_text(ALL_REDUCE)
     stale = {"RANK": "7", "WORLD_SIZE": "9", "LOCAL_RANK": "3", "MASTER_ADDR": "no.such.host", "MASTER_PORT": "1"}
     stale |= {"PHALANX_RANK": "5", "TORCHELASTIC_RUN_ID": "x", "PET_NNODES": "4", "PHALANX_RUN_DIR": "/nowhere"}
+    stale["TMPDIR"] = str(work / "tmp")
+    (work / "tmp").mkdir()
     ended = subprocess.run(
         command("--nproc", "2", "--env.COLOUR", "dark red", "s.py", *ODD_ARGS),
         capture_output=True,
@@ -73,6 +75,7 @@ def test_a_plain_script_in_two_processes_gets_all_it_needs(work):
         assert seen["env"]["PYTHONUNBUFFERED"] == "1"
     assert ended.stderr.startswith(f"run directory: {run_dir}\n".encode())
     assert b"\r10%\r20%\x1b[K\r\n" in ended.stderr
+    assert list((work / "tmp").iterdir()) == []  # where torchrun would leave folders
     assert json.loads((run_dir / "plan.json").read_text())["world_size"] == 2
     assert {"config.yaml", "origins.json", "plan.json", "job.sh", "source.json"} <= set(os.listdir(run_dir))
     assert subprocess.run(["sh", "-n", run_dir / "job.sh"]).returncode == 0

@@ -54,6 +54,8 @@ mpirun \
   --rdzv-endpoint "$PHALANX_RDZV_HOST":"$PHALANX_RDZV_PORT" \
   --rdzv-conf is_host=$(($OMPI_COMM_WORLD_RANK == 0)),rank=$OMPI_COMM_WORLD_RANK \
   --rdzv-id "$SLURM_JOB_ID.$PHALANX_RDZV_PORT.${SLURM_RESTART_COUNT:-0}" \
+  --log-dir \
+  /dev/null \
   --nproc-per-node 4 -m -- phalanx.worker train.py \
   --lr 1e-3 '"'"'it'"'"'"'"'"'"'"'"'s $$5'"'"''
 status=$?

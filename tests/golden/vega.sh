@@ -60,6 +60,8 @@ srun \
   --rdzv-endpoint "$PHALANX_RDZV_HOST":"$PHALANX_RDZV_PORT" \
   --rdzv-conf is_host=$(($SLURM_NODEID == 0)),rank=$SLURM_NODEID \
   --rdzv-id "$SLURM_JOB_ID.$SLURM_STEP_ID.${SLURM_RESTART_COUNT:-0}" \
+  --log-dir \
+  /dev/null \
   --nproc-per-node 4 -m -- phalanx.worker train.py \
   --lr 1e-3 '"'"'it'"'"'"'"'"'"'"'"'s $$5'"'"''
 status=$?

@@ -46,7 +46,7 @@ def test_torchrun_on_one_node_meets_on_loopback():
     command = plan("nproc=2").command
     assert command[:3] == ("/py/bin/python", "-m", "torch.distributed.run")
     assert " ".join(command[3:]).startswith(
-        "--standalone --local-addr 127.0.0.1 --nproc-per-node 2 -m -- phalanx.worker train.py"
+        "--standalone --local-addr 127.0.0.1 --log-dir /dev/null --nproc-per-node 2 -m -- phalanx.worker train.py"
     )
 
 

@@ -66,6 +66,25 @@ def test_what_others_or_earlier_starts_wrote_into_the_same_file_does_not_count(
     assert code == 139
 
 
+@pytest.mark.parametrize(
+    ("rank", "launcher", "told"),
+    [(0, "torchrun", True), (3, "torchrun", True), (3, "srun", True), (0, "srun", False), (0, "ray", True)],
+)
+def test_a_traceback_that_the_launchers_own_words_hide_is_told_after_them(
+    run_dir: Path, rank: int, launcher: str, told: bool
+) -> None:
+    (run_dir / "errors/2.json").unlink()
+    (run_dir / "plan.json").write_text(json.dumps({"launcher": launcher, "world_size": 4, "nproc_per_node": 2}))
+    report(run_dir, rank, 101.0, "ValueError: bad")
+    path = run_dir / f"errors/{rank}.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "traceback": "Traceback:\n  here\nValueError: bad\n"}))
+    lines, _ = tell(run_dir, 1)
+    expected = (
+        [f"the last lines of rank {rank}'s traceback:", "Traceback:", "  here", "ValueError: bad"] if told else []
+    )
+    assert lines[: len(expected) + 1] == [*expected, f"rank {rank} on node{1 + rank // 2} failed: ValueError: bad"]
+
+
 def test_the_verdict_is_kept_for_those_who_ask_later(run_dir: Path) -> None:
     tell(run_dir, 143)
     said = json.loads((run_dir / "jobs/71.verdict").read_text())

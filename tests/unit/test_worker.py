@@ -378,3 +378,22 @@ def test_several_ranks_that_never_met_are_told_of_at_the_end(tmp_path: Path, cod
     done = run(script, rank=rank, run_dir=tmp_path)
     assert ("2 ranks ran s.py, and it made no process group" in done.stderr) == noted
     assert "no process group" not in run(script, rank=0, world=1, run_dir=tmp_path).stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "inside", "left"), [("torchinductor_me", 0, 0), ("torchinductor_me", 1, 1), ("c", 0, 1)]
+)
+def test_an_empty_cache_of_torchs_own_is_taken_away(tmp_path: Path, name: str, inside: int, left: int) -> None:
+    """One with compiled code in it serves the next run, and a folder of the user's own is theirs."""
+    folder = tmp_path / name
+    script = write(
+        tmp_path / "s.py",
+        f"""
+        import os
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = {str(folder)!r}  # as torch does
+        os.mkdir({str(folder)!r})
+        if {inside}: open({str(folder / "code")!r}, "w").close()
+        """,
+    )
+    run(script, rank=0, world=1)
+    assert folder.exists() == bool(left)

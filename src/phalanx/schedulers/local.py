@@ -39,8 +39,9 @@ _INHERITED_PREFIXES = ("TORCHELASTIC_", "PET_")  # PET_* are torchrun's own opti
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a launch ended: `code` is the command's exit code; `lines` say who failed, `culprit` is that rank. `stopped`:
-    by a signal to the command. `signal` is the first that came, also if the script then ended well."""
+    """How a launch ended: `code` is the command's exit code; `lines` say who failed, `culprit` is that rank, and
+    `traceback` its own. `stopped`: by a signal to the command. `signal` is the first that came, also if the script
+    then ended well."""
 
     run_dir: Path
     code: int = 0
@@ -48,6 +49,7 @@ class Outcome:
     culprit: int | None = None
     stopped: bool = False
     signal: int | None = None
+    traceback: tuple[str, ...] = ()
 
 
 def run_now(plan: LaunchPlan, loaded: Loaded) -> int:
@@ -57,7 +59,7 @@ def run_now(plan: LaunchPlan, loaded: Loaded) -> int:
     """
     outcome = launch(plan, loaded)
     if outcome.lines:
-        print("\n".join(outcome.lines), file=sys.stderr)
+        print("\n".join([*outcome.traceback, *outcome.lines]), file=sys.stderr)
     return outcome.code
 
 
@@ -227,4 +229,5 @@ def _conclude(plan: LaunchPlan, run_dir: Path, start: float, ended: process.Ende
     )
     lines, code = verdict.conclude(attempt)
     culprit, _ = verdict.judge(attempt)
-    return Outcome(run_dir, code, tuple(lines), culprit.rank if culprit else None)
+    told = tuple(verdict.traceback(culprit, plan.launcher))
+    return Outcome(run_dir, code, tuple(lines), culprit.rank if culprit else None, traceback=told)

@@ -37,6 +37,7 @@ _NO_NETWORK = (
     "connects the nodes (ip addr lists them)"
 )
 _SIGNALS = 256 - 64  # exit codes from here on are a negative number's, a signal's
+_TRACEBACK = 15  # lines of a traceback that are told again
 _FEW = 4096  # ranks whose error files can be looked at one by one
 _DIRECT = ("python", "srun", "mpirun", None)  # these start the ranks themselves; others start agents
 
@@ -89,6 +90,16 @@ def conclude(attempt: Attempt) -> tuple[list[str], int]:
     if stopped is not None:
         return [stopped.what], code
     return [f"{attempt.launcher or 'the launch'} ended with exit code {code}; no rank reported an error"], code
+
+
+def traceback(culprit: Culprit | None, launcher: str | None) -> list[str]:
+    """The end of the culprit's traceback, where the launcher's own words came after it, or it stands in a log only."""
+    shown = culprit is None or (culprit.rank == 0 and launcher in _DIRECT)
+    error = _read(culprit.error_file) if culprit and culprit.error_file and not shown else None
+    if culprit is None or error is None or str(error["exception"]).startswith("SystemExit"):
+        return []
+    lines = str(error.get("traceback", "")).splitlines()
+    return [f"the last lines of {culprit.who}'s traceback:", *lines[-_TRACEBACK:]] if lines else []
 
 
 def judge(attempt: Attempt) -> tuple[Culprit | None, Stop | None]:
