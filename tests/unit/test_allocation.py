@@ -49,6 +49,10 @@ def test_nodes_cpus_and_gpus_are_the_allocations(slurm):
         ({"TresPerTask": "gres:gpu:1", "NumTasks": "8"}, 4),
         ({"TresPerTask": "cpu=4,gres/gpu=1", "NumTasks": "8"}, 4),
         ({"TresPerNode": "gres:nvme:1"}, None),
+        ({"TresPerNode": "gres/gpu:a100:2,gres/gpu:h100:1"}, 3),
+        ({"AllocTRES": "cpu=8,node=2,gres/gpu=6,gres/gpu:a100=4,gres/gpu:h100=2"}, 3),  # newer ones count both
+        ({"AllocTRES": "cpu=8,node=2,gres/gpu:a100=4,gres/gpu:h100=2"}, 3),
+        ({"AllocTRES": "cpu=8,gres/gpu:h100=2,gres/gpu=6,gres/gpu:a100=4"}, 3),
         ({}, None),
     ],
 )
@@ -110,6 +114,12 @@ def test_a_job_that_is_not_running_is_refused(slurm, change, words):
         allocation.find("17", {})
     for word in words:
         assert word in str(caught.value)
+
+
+def test_a_heterogeneous_job_is_refused(slurm):
+    slurm.update({"HetJobId": "17", "HetJobOffset": "0"})
+    with pytest.raises(PlanError, match=r"job 17 has several components .*srun --het-group=0,1"):
+        allocation.find("17", {})
 
 
 def test_an_unknown_job_and_too_many_nodes_are_refused(slurm):

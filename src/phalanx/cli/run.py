@@ -97,6 +97,8 @@ def _allocation(scanned: Scanned) -> str | None:
             "the script itself in each task (srun … python -m phalanx.worker SCRIPT); or add --local, which means a "
             "run of its own for each task"
         )
+    if given is None and "SLURM_HET_SIZE" in os.environ:
+        raise PlanError(allocation.heterogeneous(os.environ.get("SLURM_JOB_ID", "")) + "; or add --local")
     return given or (allocation.current(os.environ) if "SLURM_JOB_ID" in os.environ else None)
 
 

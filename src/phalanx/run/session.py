@@ -14,6 +14,7 @@ from ..checkpoint.manager import Contents, Manager
 from ..comm import Comm
 from ..config import JobConfig
 from ..config.schema import CheckpointSettings
+from ..cpus import cpus_of_rank
 from ..data.loader import PreparedLoader
 from ..data.passes import Whereabouts
 from ..records import RecordWriter
@@ -86,7 +87,8 @@ class Session:
         planned = os.environ.get("PHALANX_NUM_WORKERS_AUTO", "")
         if planned.isdecimal():
             return int(planned)
-        return max(1, (os.cpu_count() or 1) // self.strategy.topology.local_world_size - 1)
+        topology = self.strategy.topology
+        return max(1, cpus_of_rank(topology.local_world_size, topology.source == "slurm") - 1)
 
     def agree_on_buffers(self) -> None:
         """Rank 0's buffers everywhere: BatchNorm's statistics drift apart in training, and one set is to be used."""
