@@ -94,6 +94,16 @@ def test_a_script_is_faultless_bash(path):
         ((*GPU_NODES, "gpu_request=gpus-per-task", "launcher=srun"), {"gpus-per-task": "1"}, ["gpus-per-node"]),
         (("gpus_per_node=a100:4", "nodes=2"), {"gpus-per-node": "a100:4"}, ["gres"]),
         (("gpus_per_node=a100:4", "gpu_request=gres"), {"gres": "gpu:a100:4"}, ["gpus-per-node"]),
+        (
+            ("gpus=a100:2,h100:1", "nodes=1", "launcher=srun"),
+            {"gpus": "a100:2,h100:1", "ntasks-per-node": "3"},
+            ["gres"],
+        ),
+        (
+            ("gpus_per_node=a100:2,h100:1", "nodes=2", "launcher=srun"),
+            {"gres": "gpu:a100:2,gpu:h100:1", "ntasks-per-node": "3"},
+            ["gpus-per-node"],
+        ),
         (("gpus=8", "nodes=2", "launcher=srun"), {"gpus": "8", "ntasks-per-node": "4"}, ["gpus-per-node", "gres"]),
         (("gres=gpu:2", "nodes=2"), {"gres": "gpu:2", "ntasks-per-node": "1"}, ["gpus-per-node"]),
         (("gpus_per_node=0", "cpus_per_task=1"), {"cpus-per-task": "1"}, ["gpus-per-node", "gres", "cpus-per-gpu"]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,7 @@ class Session:
     trained: bool = False  # whether the current epoch has come to the end of a `steps` loop
     save_asked: bool = False
     begun: bool = False  # whether it has looked for a checkpoint to go on from, or would have
+    on_resume: Callable[[int], None] = lambda step: None  # told of the step that this start goes on from
     averaged: Any = None  # the average whose weights the model has now
     frozen: dict[str, nn.Parameter] = field(default_factory=dict)  # when prepared, where that is for good
     models: list[nn.Module] = field(default_factory=list)  # as given back, wrappers included
