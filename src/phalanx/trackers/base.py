@@ -18,7 +18,7 @@ class Tracker:
         training's and is to be marked so."""
 
     def resumed(self, step: int) -> None:
-        """This start of the run goes on from `step`: what an earlier one logged after it is void. Called once at most."""
+        """The run goes on from `step`: what an earlier one logged after it is void. Called at most once."""
 
     def log(self, values: Mapping[str, float], step: int) -> None:
         """Metrics at `step`."""
