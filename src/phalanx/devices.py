@@ -32,7 +32,8 @@ def device_index(topology: Topology, environ: Mapping[str, str], count: int | No
     """This rank's device, as an index into the visible ones.
 
     One visible device is the rank's own (a launcher that binds devices shows each rank one), so its
-    index is 0, as where Slurm shows each task its own several; else it is the local rank. `count` is the real number of devices, where it is known.
+    index is 0, as where Slurm shows each task several of its own; else it is the local rank. `count`
+    is the real number of devices, where it is known.
     """
     visible = visible_devices(environ)
     seen = count if count is not None else None if visible is None else len(visible)

@@ -18,9 +18,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from .hostlist import expand_hostlist
 from .rundir import write_atomic
 from .schedulers import verdict
-from .schedulers.deaths import since
+from .schedulers.deaths import of_job, since
 
 KEPT = 64 * 1024  # bytes of the job's output that are looked at
 _PATIENCE = 3.0  # seconds for scontrol
@@ -54,7 +55,7 @@ def attempt(run_dir: Path, status: int, environ: Mapping[str, str]) -> verdict.A
         run_dir=run_dir,
         since=start,
         returncode=status,
-        stderr=since(_output(run_dir, environ), start, environ.get("SLURM_JOB_ID", "")),
+        stderr=_said(_output(run_dir, environ), start, environ),
         host=environ.get("SLURMD_NODENAME") or os.uname().nodename,
         launcher=launcher,
         world_size=world,
@@ -86,6 +87,13 @@ def _start(run_dir: Path, environ: Mapping[str, str]) -> float:
         return float(lines[-1])
     except (OSError, ValueError, KeyError, IndexError):
         return 0.0
+
+
+def _said(output: str, start: float, environ: Mapping[str, str]) -> str:
+    """What of the output belongs to this start of this job."""
+    job, nodes = environ.get("SLURM_JOB_ID", ""), environ.get("SLURM_JOB_NODELIST", "")
+    own = since(output, start, job)
+    return of_job(own, job, expand_hostlist(nodes)) if job and nodes else own
 
 
 def _output(run_dir: Path, environ: Mapping[str, str]) -> str:

@@ -66,6 +66,13 @@ def test_what_others_or_earlier_starts_wrote_into_the_same_file_does_not_count(
     assert code == 139
 
 
+def test_what_slurm_says_of_a_job_at_the_same_time_does_not_count(run_dir: Path) -> None:
+    (run_dir / "errors/2.json").unlink()
+    others = (RECORDED / "srun-kill-rank2.txt").read_text().replace("node", "other").replace("STEP ", "STEP 9")
+    own = (RECORDED / "srun-segv-rank2.txt").read_text().replace("STEP 21.", "STEP 71.")
+    assert tell(run_dir, 143, others + own, SLURM_JOB_NODELIST="node[1-2]")[1] == 139
+
+
 @pytest.mark.parametrize(
     ("rank", "launcher", "told"),
     [(0, "torchrun", True), (3, "torchrun", True), (3, "srun", True), (0, "srun", False), (0, "ray", True)],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
 from ..errors import TopologyError
@@ -133,6 +133,19 @@ def since(text: str, start: float, job: str = "") -> str:
         return text[marks[-1] :]
     earlier = [found.end() for found in _CANCELLED.finditer(text) if (_unix(found["time"]) or start) < start - 1]
     return text[max(earlier, default=0) :]
+
+
+def of_job(text: str, job: str, hosts: Collection[str]) -> str:
+    """Less the lines in which Slurm speaks of another job, or of tasks on nodes that aren't this job's: jobs that run at
+    the same time may print into one file."""
+    return "".join(line for line in text.splitlines(keepends=True) if _may_be_of(line, job, hosts))
+
+
+def _may_be_of(line: str, job: str, hosts: Collection[str]) -> bool:
+    step, task = _CANCELLED.search(line), _TASK.search(line)
+    if step:
+        return re.split(r"[.+_]", step["id"])[0] == job
+    return task is None or not hosts or _first_host(task["hosts"]) in hosts
 
 
 def _by_torchrun(text: str) -> list[Death]:
