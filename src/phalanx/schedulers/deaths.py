@@ -136,8 +136,8 @@ def since(text: str, start: float, job: str = "") -> str:
 
 
 def of_job(text: str, job: str, hosts: Collection[str]) -> str:
-    """Less the lines in which Slurm speaks of another job, or of tasks on nodes that aren't this job's: jobs that run at
-    the same time may print into one file."""
+    """Less the lines in which Slurm speaks of another job, or of tasks on nodes that aren't this job's: jobs that run
+    at the same time may print into one file."""
     return "".join(line for line in text.splitlines(keepends=True) if _may_be_of(line, job, hosts))
 
 
