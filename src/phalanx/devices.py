@@ -32,11 +32,12 @@ def device_index(topology: Topology, environ: Mapping[str, str], count: int | No
     """This rank's device, as an index into the visible ones.
 
     One visible device is the rank's own (a launcher that binds devices shows each rank one), so its
-    index is 0; else it is the local rank. `count` is the real number of devices, where it is known.
+    index is 0, as where Slurm shows each task several of its own; else it is the local rank. `count`
+    is the real number of devices, where it is known.
     """
     visible = visible_devices(environ)
     seen = count if count is not None else None if visible is None else len(visible)
-    if seen == 1:
+    if seen == 1 or (seen is not None and seen == _per_task(topology, environ)):
         return 0
     if seen is None or topology.local_rank < seen:
         return topology.local_rank
@@ -45,6 +46,13 @@ def device_index(topology: Topology, environ: Mapping[str, str], count: int | No
         f"{seen} visible{_why(environ)}. Start at most {seen} ranks per node, or make more devices visible "
         "(gpus_per_node, CUDA_VISIBLE_DEVICES)"
     )
+
+
+def _per_task(topology: Topology, environ: Mapping[str, str]) -> int | None:
+    """How many devices Slurm binds to each task, where each task is a rank and that was asked for."""
+    said = environ.get("SLURM_GPUS_PER_TASK") or environ.get("SLURM_TRES_PER_TASK", "").rpartition("gres/gpu")[2]
+    found = re.search(r"(?:^|[:=])(\d+)$", said)  # `2` or `a100:2`, and of newer ones what is after the name
+    return int(found[1]) if found and topology.source == "slurm" else None
 
 
 def _entries(text: str) -> list[str]:

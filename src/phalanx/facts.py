@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
-from math import ceil
 from pathlib import Path
 
+from .cpus import usable_cpus
 from .devices import visible_devices
 
 PACKAGES = ("torch", "deepspeed", "horovod", "ray")
@@ -49,7 +48,7 @@ def gather(environ: Mapping[str, str], mpirun: str | None = None) -> Facts:
     """
     return Facts(
         hostname=platform.node(),
-        cpus=usable_cpus(),
+        cpus=usable_cpus(environ=environ),
         gpus=usable_gpus(environ),
         python=sys.executable,
         system=platform.system(),
@@ -85,28 +84,6 @@ def installed(packages: tuple[str, ...]) -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return found
-
-
-def usable_cpus(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """CPUs in this process's affinity mask, or fewer if a container's quota says so."""
-    if hasattr(os, "sched_getaffinity"):
-        count = len(os.sched_getaffinity(0))
-    else:
-        count = os.cpu_count() or 1
-    return max(1, min(count, _quota(cgroup) or count))
-
-
-def _quota(cgroup: Path) -> int | None:
-    """The container's CPU quota in whole CPUs, from cgroup v2 or v1; None without one."""
-    try:
-        if (cgroup / "cpu.max").exists():
-            quota, period = (cgroup / "cpu.max").read_text().split()
-        else:
-            quota = (cgroup / "cpu/cpu.cfs_quota_us").read_text()
-            period = (cgroup / "cpu/cpu.cfs_period_us").read_text()
-        return ceil(int(quota) / int(period)) if int(quota) > 0 else None
-    except (OSError, ValueError):
-        return None
 
 
 def usable_gpus(environ: Mapping[str, str], root: Path = Path("/")) -> int:

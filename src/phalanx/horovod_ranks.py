@@ -8,6 +8,7 @@ every process would be a world of one and train alone.
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 from .errors import MissingExtraError, PlanError
 from .hostlist import expand_counts
 from .launch_env import Word, agreeing
+from .network import name_tells
 from .rendezvous import agree
 from .topology import Topology
 
@@ -29,6 +31,12 @@ def provide(topology: Topology, environ: Mapping[str, str], run_dir: Path) -> di
     """
     if controller(topology, environ, built_with()) != "gloo":
         return {}
+    if topology.num_nodes > 1 and not name_tells():  # its process sets heed no interface
+        raise PlanError(
+            f"Horovod's gloo listens at the address of the host's own name, and that of {socket.gethostname()} is a "
+            "loopback one that other nodes can't reach: give the name the node's own address in /etc/hosts, build "
+            "Horovod with MPI, or use strategy ddp"
+        )
     counts = ranks_per_node(topology, environ)
     place = agree(topology, environ, run_dir, ".horovod", lambda: serve(counts))
     return gloo_variables(topology, counts, *place) if place else {}

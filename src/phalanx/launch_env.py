@@ -222,6 +222,7 @@ def _refuse_leftovers(source: str, said: Words, environ: Mapping[str, str]) -> N
     if source == "torchrun":
         for _, other in _speaking(environ):
             _refuse_second_rank(said, other)
+        _refuse_more_tasks(said, environ)
         return
     for field, word in words("torchrun", environ, ("rank", "world_size")).items():
         if word.value != said[field].value:
@@ -233,6 +234,17 @@ def _refuse_second_rank(said: Words, other: Words) -> None:
         raise TopologyError(
             f"{said['rank']} but {other['rank']}, with {said['world_size']} and {other['world_size']}: one "
             "process with two ranks. Unset RANK and WORLD_SIZE before the launch, or set them in each task"
+        )
+
+
+def _refuse_more_tasks(said: Words, environ: Mapping[str, str]) -> None:
+    """Agents are as many tasks as there are ranks, or fewer; but each task may have a launch of ours for itself."""
+    tasks, ranks = words("slurm", environ, ("world_size",)).get("world_size"), said["world_size"]
+    ours = environ.get("PHALANX_EXPECTED_WORLD_SIZE") == str(ranks.value)
+    if tasks is not None and tasks.value > ranks.value > 1 and not ours:
+        raise TopologyError(
+            f"{ranks} but {tasks}: more tasks than ranks, so several would be the same rank. Unset RANK and WORLD_SIZE "
+            "before the launch, or set them in each task"
         )
 
 

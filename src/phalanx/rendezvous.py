@@ -24,7 +24,7 @@ from .topology import LOOPBACK, Topology, said_master, with_suffix
 
 PATIENCE = 300.0  # seconds that a rank waits for rank 0's words
 _LONGEST_PAUSE = 1.0  # seconds between two looks
-_ANY_HOST = ("192.0.2.1", 9)  # of the range for documentation: only its route is asked for, nothing is sent
+ANY_HOST = ("192.0.2.1", 9)  # of the range for documentation: only its route is asked for, nothing is sent
 
 # What mpirun gives to each process of one launch, and anew to the next: the first is random.
 _OPEN_MPI = (
@@ -148,7 +148,7 @@ def _routed_address() -> str | None:
     """The address from which this host talks to others."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect(_ANY_HOST)
+            probe.connect(ANY_HOST)
         except OSError:
             return None
         address = str(probe.getsockname()[0])
@@ -158,7 +158,7 @@ def _routed_address() -> str | None:
 def interface_address(names: str) -> str:
     """The IPv4 address, else the IPv6 one, of the first of `names` (separated by commas) that others can reach."""
     for name in names.split(","):
-        address = _ipv4(name.strip()) or _ipv6(name.strip())
+        address = device_address(name.strip())
         if address and not LOOPBACK.fullmatch(address):
             return address
     there = ", ".join(name for _, name in socket.if_nameindex()) or "none"
@@ -166,6 +166,10 @@ def interface_address(names: str) -> str:
         f"interface {names!r} has no address on host {socket.gethostname()} that other hosts can reach: there are "
         f"{there}; set interface to one that connects the nodes"
     )
+
+
+def device_address(name: str) -> str | None:
+    return _ipv4(name) or _ipv6(name)
 
 
 def _ipv4(name: str) -> str | None:

@@ -18,8 +18,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from .hostlist import expand_hostlist
+from .rundir import write_atomic
 from .schedulers import verdict
-from .schedulers.deaths import since
+from .schedulers.deaths import Stop, of_job, since
 
 KEPT = 64 * 1024  # bytes of the job's output that are looked at
 _PATIENCE = 3.0  # seconds for scontrol
@@ -31,13 +33,18 @@ def main(arguments: list[str]) -> int:
     if not arguments or status == 0:
         return status
     try:
-        ended = attempt(Path(arguments[0]), status, os.environ)
+        run_dir = Path(arguments[0])
+        ended = attempt(run_dir, status, os.environ)
         lines, code = verdict.conclude(ended)
-        _note_stop(ended, os.environ)
+        culprit, stopped = verdict.judge(ended)
+        if "SLURM_JOB_ID" in os.environ:
+            left = run_dir / "jobs" / os.environ["SLURM_JOB_ID"]
+            _keep(ended, lines, culprit, left.with_suffix(".verdict"))
+            _note_stop(stopped, left.with_suffix(".stopped"))
     except Exception as error:
         print(f"phalanx: no verdict on this failure ({type(error).__name__}: {error})", file=sys.stderr)
         return status
-    print("\n".join(lines), file=sys.stderr)
+    print("\n".join([*verdict.traceback(culprit, ended.launcher), *lines]), file=sys.stderr)
     return code
 
 
@@ -51,7 +58,7 @@ def attempt(run_dir: Path, status: int, environ: Mapping[str, str]) -> verdict.A
         run_dir=run_dir,
         since=start,
         returncode=status,
-        stderr=since(_output(run_dir, environ), start),
+        stderr=_said(_output(run_dir, environ), start, environ),
         host=environ.get("SLURMD_NODENAME") or os.uname().nodename,
         launcher=launcher,
         world_size=world,
@@ -59,16 +66,20 @@ def attempt(run_dir: Path, status: int, environ: Mapping[str, str]) -> verdict.A
     )
 
 
-def _note_stop(ended: verdict.Attempt, environ: Mapping[str, str]) -> None:
+def _note_stop(stopped: Stop | None, path: Path) -> None:
     """For the next job of a chain: what Slurm or the user stopped, or a lost node, may go on; a
     failure may not."""
-    stopped = verdict.judge(ended)[1]
-    if stopped is None or "SLURM_JOB_ID" not in environ:
-        return
-    with suppress(OSError):
-        (ended.run_dir / "jobs" / f"{environ['SLURM_JOB_ID']}.stopped").write_text(
-            stopped.what + "\n", encoding="utf-8"
-        )
+    if stopped is not None:
+        with suppress(OSError):
+            write_atomic(path, stopped.what + "\n")
+
+
+def _keep(ended: verdict.Attempt, lines: list[str], culprit: verdict.Culprit | None, path: Path) -> None:
+    """The verdict as a file, for `phalanx status`: other jobs may go on to write into the same output."""
+    said = {"v": 1, "start": ended.since, "lines": lines, "rank": culprit.rank if culprit else None}
+    said["host"] = culprit.host if culprit else None
+    with suppress(OSError):  # a full disk: it has been printed
+        write_atomic(path, json.dumps(said))
 
 
 def _plan(run_dir: Path) -> dict[str, Any]:
@@ -87,6 +98,13 @@ def _start(run_dir: Path, environ: Mapping[str, str]) -> float:
         return float(lines[-1])
     except (OSError, ValueError, KeyError, IndexError):
         return 0.0
+
+
+def _said(output: str, start: float, environ: Mapping[str, str]) -> str:
+    """What of the output belongs to this start of this job."""
+    job, nodes = environ.get("SLURM_JOB_ID", ""), environ.get("SLURM_JOB_NODELIST", "")
+    own = since(output, start, job)
+    return of_job(own, job, expand_hostlist(nodes)) if job and nodes else own
 
 
 def _output(run_dir: Path, environ: Mapping[str, str]) -> str:

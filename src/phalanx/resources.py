@@ -71,7 +71,8 @@ class Resources:
         if config.gpus_per_task is not None:
             return config.gpus_per_task * self.tasks
         if config.sbatch.gpus is not None:  # of all nodes together
-            return gres_gpus(f"gpu:{config.sbatch.gpus}") // config.nodes or 1
+            kinds = ",".join(f"gpu:{kind}" for kind in config.sbatch.gpus.split(","))
+            return gres_gpus(kinds) // config.nodes or 1
         return gres_gpus(config.gres) if config.gres is not None else None
 
     @property

@@ -11,11 +11,13 @@ run by the Python of whatever image they are in.
 
 from __future__ import annotations
 
+import atexit
 import builtins
 import errno
 import faulthandler
 import os
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.machinery import SourceFileLoader
 from io import open_code
@@ -46,11 +48,14 @@ class RunFiles:
 
 @dataclass(frozen=True)
 class Rank:
-    """This rank, with its files and open log if there is a run directory."""
+    """This rank, with its files and open log if there is a run directory. `launch` is the launcher's own stderr,
+    `others` the number of other ranks."""
 
     rank: int
     files: RunFiles | None
     log: int | None
+    launch: int | None = None
+    others: int = 0
 
 
 def main(arguments: list[str]) -> None:
@@ -63,7 +68,7 @@ def main(arguments: list[str]) -> None:
         print(USAGE, file=sys.stderr)
         sys.exit(PhalanxError.exit_code)
     folder = os.environ.get("PHALANX_RUN_DIR")
-    rank, log = None, None
+    rank, log, launch = None, None, None
     files = _files(Path(folder).absolute(), f"{_host()}-{os.getpid()}") if folder else None
     try:
         topology = Topology.current()
@@ -73,6 +78,7 @@ def main(arguments: list[str]) -> None:
         rank = topology.rank
         if files:
             files = _files(files.folder, str(rank), (rank, topology.node_rank, topology.world_size))
+            launch = os.dup(2) if sys.stderr is not None else None
             log = _open_log(files, rank)
         script = None if command else _existing(arguments[0])
         _set_variables(topology, files.folder if files else None)
@@ -82,12 +88,12 @@ def main(arguments: list[str]) -> None:
     except PhalanxError as error:
         print(f"phalanx: {error}", file=sys.stderr)
         if files and files.folder.is_dir():
-            _report(error, files, rank, error.exit_code)
+            _report(error, files, rank, error.exit_code, launch)
         sys.exit(error.exit_code)
     assert script is not None
     if said is not None:
         arguments[1:1] = _in_scripts_words(said, script)
-    _run(script, arguments, Rank(rank, files, log))
+    _run(script, arguments, Rank(rank, files, log, launch, topology.world_size - 1))
 
 
 def _local_rank_option(arguments: list[str]) -> tuple[str | None, list[str]]:
@@ -154,6 +160,7 @@ def exit_status(code: object) -> int:
 
 
 def _run(script: Path, arguments: list[str], me: Rank) -> None:
+    atexit.register(_remove_empty_cache)
     let_gloo_finish_at_exit()  # before the script's own callbacks, so that it comes after them
     sys.argv = arguments
     if not getattr(sys.flags, "safe_path", sys.flags.isolated):
@@ -171,13 +178,39 @@ def _run(script: Path, arguments: list[str], me: Rank) -> None:
         status = exit_status(error.code)
         failed = None if status else _dry_run_without_run(me.files)
         if status:
-            _note(_report(_below(error, code), me.files, me.rank, status), me.log)
+            _note(_report(_below(error, code), me.files, me.rank, status, me.launch), me.log)
         if failed is None:
+            if not status:
+                _say_if_alone(script, me)
             raise
     except BaseException as error:
         failed = _below(error, code)
     if failed is not None:  # outside the handler, as the script's own hook must see no exception in flight
         _fail(failed, me)
+    _say_if_alone(script, me)
+
+
+def _say_if_alone(script: Path, me: Rank) -> None:
+    """Several ranks that never met have each done the same, which is seldom meant."""
+    if me.others and me.rank == 0 and not _met_others():
+        print(
+            f"phalanx: note: {me.others + 1} ranks ran {script.name}, and it made no process group: each trained by "
+            "itself, and wrote into the same files. Call phalanx.init() or torch.distributed.init_process_group() in "
+            "it, or start one with --nproc 1",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+def _met_others() -> bool:
+    """Whether the script has made a group, or uses another library by which ranks meet."""
+    if any(name in sys.modules for name in ("horovod", "mpi4py", "jax", "tensorflow", "ray", "pytest")):
+        return True
+    started = getattr(sys.modules.get("phalanx.run.setup"), "_started", False)
+    torchs = sys.modules.get("torch.distributed.distributed_c10d")
+    # The method stays when the group is destroyed.
+    made = getattr(torchs, "_default_pg_init_method", None) is not None
+    return started or made or (torchs is not None and torchs.is_initialized())
 
 
 def _dry_run_without_run(files: RunFiles | None) -> BaseException | None:
@@ -188,6 +221,15 @@ def _dry_run_without_run(files: RunFiles | None) -> BaseException | None:
         "the script ended without phalanx.init(): a dry run shortens the loops of the run that it makes, and what this "
         "script did was done in full"
     )
+
+
+def _remove_empty_cache() -> None:
+    """torch makes a folder for compiled code in /tmp also where nothing is compiled; one that holds something stays for
+    the next run."""
+    folder = Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR", ""))  # torch sets it when it makes the folder
+    if folder.name.startswith("torchinductor_"):
+        with suppress(OSError):
+            folder.rmdir()
 
 
 def _main_module(script: Path) -> ModuleType:
@@ -220,6 +262,10 @@ def _set_variables(topology: Topology, run_dir: Path | None) -> None:
     os.environ.update(topology.environ())
     if place is not None:
         os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = place[0], str(place[1])
+    if topology.num_nodes > 1:
+        from .network import choose  # as above
+
+        choose(topology)
     if os.environ.get("PHALANX_HOROVOD_RANKS") and run_dir is not None:
         from .horovod_ranks import provide  # most ranks are none of Horovod's
 
@@ -290,7 +336,7 @@ def _print_to(log: int) -> None:
 def _fail(error: BaseException, me: Rank) -> None:
     """What Python does for an uncaught exception, after leaving the report."""
     status = INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
-    report = _report(error, me.files, me.rank, status)
+    report = _report(error, me.files, me.rank, status, me.launch)
     if me.rank == 0 or sys.excepthook is not sys.__excepthook__:
         _note(report, me.log)
     _call_hook(error)
@@ -309,19 +355,31 @@ def _call_hook(error: BaseException) -> None:
         sys.__excepthook__(type(error), error, error.__traceback__)
 
 
-def _report(error: BaseException, files: RunFiles | None, rank: int | None, status: int) -> dict[str, object]:
+def _report(
+    error: BaseException, files: RunFiles | None, rank: int | None, status: int, launch: int | None
+) -> dict[str, object]:
     report = failure(error, rank, status)
     if files is not None:
         try:
             write_failure(report, files.error)
         except OSError as reason:
-            print(f"phalanx: cannot write {files.error} on host {_host()}: {reason}", file=sys.stderr)
+            _say_failure(report, reason, launch)
     return report
+
+
+def _say_failure(report: dict[str, object], reason: OSError, launch: int | None) -> None:
+    """Where a full disk takes no report, and no line of the rank's log either, the launch's verdict reads this."""
+    what = " ".join(str(report["exception"]).split())[:500]
+    said = f"phalanx: rank {report['rank']} on {report['host']} failed: {what} "
+    said += f"(exit code {report['exit_code']}; no report: {reason.strerror or reason})\n"
+    with suppress(OSError):
+        os.write(2 if launch is None else launch, said.encode(errors="backslashreplace"))
 
 
 def _note(report: dict[str, object], log: int | None) -> None:
     if log is not None:
-        os.write(log, str(report["traceback"]).encode(errors="backslashreplace"))
+        with suppress(OSError):  # a full disk, perhaps the very reason
+            os.write(log, str(report["traceback"]).encode(errors="backslashreplace"))
 
 
 def _below(error: BaseException, code: CodeType | None) -> BaseException:

@@ -55,6 +55,8 @@ def test_a_plain_script_in_two_processes_gets_all_it_needs(work):
     (work / "s.py").write_text(ALL_REDUCE)
     stale = {"RANK": "7", "WORLD_SIZE": "9", "LOCAL_RANK": "3", "MASTER_ADDR": "no.such.host", "MASTER_PORT": "1"}
     stale |= {"PHALANX_RANK": "5", "TORCHELASTIC_RUN_ID": "x", "PET_NNODES": "4", "PHALANX_RUN_DIR": "/nowhere"}
+    stale["TMPDIR"] = str(work / "tmp")
+    (work / "tmp").mkdir()
     ended = subprocess.run(
         command("--nproc", "2", "--env.COLOUR", "dark red", "s.py", *ODD_ARGS),
         capture_output=True,
@@ -73,6 +75,7 @@ def test_a_plain_script_in_two_processes_gets_all_it_needs(work):
         assert seen["env"]["PYTHONUNBUFFERED"] == "1"
     assert ended.stderr.startswith(f"run directory: {run_dir}\n".encode())
     assert b"\r10%\r20%\x1b[K\r\n" in ended.stderr
+    assert list((work / "tmp").iterdir()) == []  # where torchrun would leave folders
     assert json.loads((run_dir / "plan.json").read_text())["world_size"] == 2
     assert {"config.yaml", "origins.json", "plan.json", "job.sh", "source.json"} <= set(os.listdir(run_dir))
     assert subprocess.run(["sh", "-n", run_dir / "job.sh"]).returncode == 0
@@ -153,8 +156,12 @@ def test_a_single_process_is_not_taken_for_a_task_of_the_step_around_it(work):
     step = {"SLURM_JOB_ID": "5", "SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_LOCALID": "1", "SLURM_NTASKS": "2"}
     step |= {"SLURM_NODEID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_NNODES": "1"}
     mpi = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}
-    for outer in (step, mpi):
-        assert phalanx("s.py", env={**os.environ, **outer}).stdout == "0 1 True\n"
+    for outer, said in ((step, "SLURM_STEP_NUM_TASKS=2"), (mpi, "OMPI_COMM_WORLD_SIZE=2")):
+        assert phalanx("--local", "s.py", env={**os.environ, **outer}).stdout == "0 1 True\n"
+        refused = phalanx("s.py", env={**os.environ, **outer})  # a world for each task is seldom meant
+        assert (refused.returncode, refused.stdout) == (2, "")
+        assert said in refused.stderr
+        assert "add --local" in refused.stderr
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGINT"])

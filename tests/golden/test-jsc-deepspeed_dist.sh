@@ -14,10 +14,16 @@ set -o pipefail
 unset RANK LOCAL_RANK GROUP_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR TORCHELASTIC_RUN_ID HOROVOD_RANK SLURM_EXPORT_ENV SLURM_CPU_BIND SLURM_CPU_BIND_TYPE SLURM_CPU_BIND_LIST SRUN_CPUS_PER_TASK
 
 run_dir=${1:-/home/me/project/runs/test-deepspeed_dist/job-${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}}
+[ -z "${1-}" ] || [ -e "$1/config.yaml" ] || {
+  echo "phalanx: $(hostname) has no run directory $1: set run_root to a folder that all nodes share" >&2
+  exit 2
+}
 export PHALANX_RUN_DIR="$run_dir${SLURM_ARRAY_TASK_ID:+/array-$SLURM_ARRAY_TASK_ID}"
 mkdir -p "${PHALANX_RUN_DIR%/*}" && { mkdir -m 0700 "$PHALANX_RUN_DIR" 2>/dev/null || true; }
 mkdir -p "$PHALANX_RUN_DIR/jobs" || exit
 date +%s >>"$PHALANX_RUN_DIR/jobs/$SLURM_JOB_ID.start"
+# What stands before this line in an output file that jobs or restarts share is not this start's
+[ ! -s /dev/stderr ] || echo "=== phalanx: job $SLURM_JOB_ID, start ${SLURM_RESTART_COUNT:-0} ===" >&2
 [ -e "$PHALANX_RUN_DIR/config.yaml" ] || (umask 077; cat >"$PHALANX_RUN_DIR/config.yaml") <<'END_OF_CONFIG'
 nodes: 2
 gpus_per_node: 4

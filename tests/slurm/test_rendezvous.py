@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -124,6 +125,33 @@ def test_the_interface_says_the_address_and_a_wrong_suffix_is_refused(jobs: Jobs
     assert {addr for addr, _ in jobs.places()} == {"10.77.0.11"}
     output = jobs.output(jobs.submit("PHALANX_HOST_SUFFIX=i $SRUN $rank 0"))
     assert "host_suffix 'i' makes 'node1i'" in output
+
+
+@pytest.fixture
+def loopback_names(slurm: Cluster, tmp_path: Path) -> Iterator[None]:
+    """node1 and node2 call themselves 127.0.1.1, as Debian's /etc/hosts does; others know their addresses."""
+    nodes = ("node1", "node2")
+    for node in nodes:
+        hosts = slurm("exec", node, "cat", "/etc/hosts").splitlines()
+        own = [line for line in hosts if line.split()[1:] != [node]]
+        (tmp_path / node).write_text("\n".join([f"127.0.1.1 {node}", *own, ""]))
+        slurm("exec", node, "mount", "--bind", tmp_path / node, "/etc/hosts")
+    yield
+    for node in nodes:
+        slurm("exec", node, "umount", "/etc/hosts")
+
+
+def test_ranks_reach_each_other_though_each_node_calls_itself_loopback(jobs: Jobs, loopback_names: None) -> None:
+    (jobs.folder / "train.py").write_text(
+        "import torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "total = torch.tensor([dist.get_rank() + 1.0])\n"
+        "dist.all_reduce(total)\n"
+        "print('total', total.item(), flush=True)\n"
+        "dist.destroy_process_group()\n"
+    )
+    job = jobs.submit("$SRUN $rank; $MPIRUN $rank")
+    assert jobs.output(job).count("total 10.0") == 2
 
 
 def test_processes_that_believe_to_be_alone_are_refused(jobs: Jobs) -> None:

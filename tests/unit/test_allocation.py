@@ -49,6 +49,10 @@ def test_nodes_cpus_and_gpus_are_the_allocations(slurm):
         ({"TresPerTask": "gres:gpu:1", "NumTasks": "8"}, 4),
         ({"TresPerTask": "cpu=4,gres/gpu=1", "NumTasks": "8"}, 4),
         ({"TresPerNode": "gres:nvme:1"}, None),
+        ({"TresPerNode": "gres/gpu:a100:2,gres/gpu:h100:1"}, 3),
+        ({"AllocTRES": "cpu=8,node=2,gres/gpu=6,gres/gpu:a100=4,gres/gpu:h100=2"}, 3),  # newer ones count both
+        ({"AllocTRES": "cpu=8,node=2,gres/gpu:a100=4,gres/gpu:h100=2"}, 3),
+        ({"AllocTRES": "cpu=8,gres/gpu:h100=2,gres/gpu=6,gres/gpu:a100=4"}, 3),
         ({}, None),
     ],
 )
@@ -112,6 +116,12 @@ def test_a_job_that_is_not_running_is_refused(slurm, change, words):
         assert word in str(caught.value)
 
 
+def test_a_heterogeneous_job_is_refused(slurm):
+    slurm.update({"HetJobId": "17", "HetJobOffset": "0"})
+    with pytest.raises(PlanError, match=r"job 17 has several components .*srun --het-group=0,1"):
+        allocation.find("17", {})
+
+
 def test_an_unknown_job_and_too_many_nodes_are_refused(slurm):
     with pytest.raises(PlanError, match="18"):
         allocation.find("18", {})
@@ -131,6 +141,20 @@ def test_an_unknown_job_and_too_many_nodes_are_refused(slurm):
 )
 def test_where_a_launch_goes_over_the_allocation(slurm, environ, expected):
     assert allocation.current(environ) == expected
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "3"}, "SLURM_STEP_NUM_TASKS=4"),
+        ({"SLURM_STEP_NUM_TASKS": "1", "OMPI_COMM_WORLD_SIZE": "2"}, "OMPI_COMM_WORLD_SIZE=2"),
+        ({"PMI_SIZE": "2", "PMI_RANK": "0"}, "PMI_SIZE=2"),
+        ({"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "0", "SLURM_PTY_PORT": "9", "PMI_SIZE": "4"}, None),
+        ({"SLURM_NTASKS": "8", "SLURM_PROCID": "0"}, None),  # a batch script
+    ],
+)
+def test_a_command_that_was_started_several_times_is_known(environ, expected):
+    assert allocation.one_of_several(environ) == expected
 
 
 def test_without_srun_there_is_no_allocation_to_launch_over(monkeypatch):

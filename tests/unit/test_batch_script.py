@@ -96,6 +96,16 @@ def test_a_script_is_faultless_bash(path):
         ((*GPU_NODES, "gpu_request=gpus-per-task", "launcher=srun"), {"gpus-per-task": "1"}, ["gpus-per-node"]),
         (("gpus_per_node=a100:4", "nodes=2"), {"gpus-per-node": "a100:4"}, ["gres"]),
         (("gpus_per_node=a100:4", "gpu_request=gres"), {"gres": "gpu:a100:4"}, ["gpus-per-node"]),
+        (
+            ("gpus=a100:2,h100:1", "nodes=1", "launcher=srun"),
+            {"gpus": "a100:2,h100:1", "ntasks-per-node": "3"},
+            ["gres"],
+        ),
+        (
+            ("gpus_per_node=a100:2,h100:1", "nodes=2", "launcher=srun"),
+            {"gres": "gpu:a100:2,gpu:h100:1", "ntasks-per-node": "3"},
+            ["gpus-per-node"],
+        ),
         (("gpus=8", "nodes=2", "launcher=srun"), {"gpus": "8", "ntasks-per-node": "4"}, ["gpus-per-node", "gres"]),
         (("gres=gpu:2", "nodes=2"), {"gres": "gpu:2", "ntasks-per-node": "1"}, ["gpus-per-node"]),
         (("gpus_per_node=0", "cpus_per_task=1"), {"cpus-per-task": "1"}, ["gpus-per-node", "gres", "cpus-per-gpu"]),
@@ -154,11 +164,12 @@ def batch_node(tmp_path):
     """Runs a script as Slurm does on the first node, with an srun that runs tasks on two."""
     for folder in ("bin", "seen", "run"):
         (tmp_path / folder).mkdir()
+    (tmp_path / "run/config.yaml").touch()
     for name, text in STUBS.items():
         (tmp_path / "bin" / name).write_text(text)
         (tmp_path / "bin" / name).chmod(0o755)
 
-    def run(*overrides, argument=True, exit_code=0, node="lab07", around=None, **more):
+    def run(*overrides, argument=True, exit_code=0, node="lab07", around=None, stderr=subprocess.PIPE, **more):
         facts = Facts("login", 8, 0, str(tmp_path / "bin" / "rank"), "Linux", "x86_64", cwd=str(tmp_path))
         text = script("nodes=2", *overrides, facts=facts, **more)
         (tmp_path / "job.sh").write_text(text)
@@ -177,7 +188,7 @@ def batch_node(tmp_path):
             },
         }
         words = ["bash", "job.sh", *([str(tmp_path / "run")] if argument else [])]
-        done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
+        done = subprocess.run(words, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=stderr, text=True)
         ranks = sorted((tmp_path / "seen").glob("*.argv"), key=lambda path: int(path.stem))
         seen = [(_split(path), dict(pair.split("=", 1) for pair in _split(path.with_suffix(".env")))) for path in ranks]
         return done, seen
@@ -239,6 +250,30 @@ def test_the_script_ends_with_the_trainings_exit_code_whatever_comes_after(batch
 def test_a_failure_behind_a_pipe_or_before_an_echo_is_one(batch_node, lines):
     done, _ = batch_node(f"exec_command={lines}")
     assert done.returncode == 7
+
+
+def test_what_stood_in_a_shared_output_file_before_a_start_is_marked_off(batch_node, tmp_path):
+    path = tmp_path / "job.out"
+    for before, restart, mark in (("", "0", ""), ("of another\n", "3", "=== phalanx: job 70001, start 3 ===\n")):
+        path.write_text(before)
+        with path.open("a") as output:
+            batch_node("nproc=2", stderr=output, around={"SLURM_RESTART_COUNT": restart})
+        assert path.read_text() == before + mark
+
+
+def test_an_export_option_of_the_job_hides_nothing_from_its_steps(batch_node):
+    _, seen = batch_node("nproc=2", around={"SLURM_EXPORT_ENV": "NONE"})
+    assert [(environ.get("SLURM_EXPORT_ENV"), "PHALANX_RUN_DIR" in environ) for _, environ in seen] == [
+        (None, True)
+    ] * 2
+
+
+def test_a_node_without_the_run_directory_makes_none_of_its_own(batch_node, tmp_path):
+    (tmp_path / "run/config.yaml").unlink()
+    done, seen = batch_node("nproc=2")
+    assert (done.returncode, seen) == (2, [])
+    assert f"no run directory {tmp_path}/run: set run_root" in done.stderr
+    assert list((tmp_path / "run").iterdir()) == []
 
 
 def test_under_plain_sbatch_the_job_makes_its_own_run_directory_with_its_settings(batch_node, tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from phalanx.devices import device_index, visible_devices
@@ -96,3 +98,22 @@ def test_a_rank_without_a_device_says_so(local_rank: int, cuda: str | None, coun
     with pytest.raises(TopologyError) as caught:
         device_index(_rank(local_rank, 4), environ, count)
     assert all(part in str(caught.value) for part in [*said, "ranks per node"])
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"SLURM_GPUS_PER_TASK": "2"},
+        {"SLURM_GPUS_PER_TASK": "a100:2"},
+        {"SLURM_TRES_PER_TASK": "cpu=4,gres/gpu=2"},
+        {"SLURM_TRES_PER_TASK": "cpu:4,gres/gpu:a100:2"},
+    ],
+)
+@pytest.mark.parametrize("visible", ["0,1", "2,3"])
+def test_of_several_that_are_bound_to_each_task_the_first_is_the_ranks(said: dict[str, str], visible: str) -> None:
+    environ = {"CUDA_VISIBLE_DEVICES": visible, **said}
+    for local_rank in range(4):
+        assert device_index(replace(_rank(local_rank, 4), source="slurm"), environ) == 0
+    assert device_index(replace(_rank(1, 2), source="torchrun"), environ) == 1  # the agent's are for all its ranks
+    with pytest.raises(TopologyError):
+        device_index(replace(_rank(2, 4), source="slurm"), {"CUDA_VISIBLE_DEVICES": visible})

@@ -73,6 +73,54 @@ def test_cpus_are_the_affinity_mask_or_less_by_the_quota_of_a_container(tmp_path
     assert facts.usable_cpus(tmp_path) == cpus
 
 
+@pytest.mark.parametrize(
+    ("said", "files"),
+    [
+        ("0::/slurm/job_7/step_0", {"slurm/job_7/cpu.max": "300000 100000", "slurm/cpu.max": "max 100000"}),
+        ("0::/a/b", {"a/b/cpu.max": "max 100000", "a/cpu.max": "300000 100000"}),  # of the one above
+        ("3:cpu,cpuacct:/a\n2:memory:/b", {"cpu/a/cpu.cfs_quota_us": "300000", "cpu/a/cpu.cfs_period_us": "100000"}),
+    ],
+)
+def test_a_quota_of_the_processs_own_cgroup_or_one_above_counts(tmp_path, monkeypatch, said, files):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    (tmp_path / "own").write_text(said + "\n")
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text + "\n")
+    assert facts.usable_cpus(tmp_path, tmp_path / "own", {}) == 3
+
+
+@pytest.mark.parametrize(
+    ("environ", "cpus"),
+    [
+        ({"SLURM_CPUS_ON_NODE": "2", "SLURMD_NODENAME": "node1"}, 2),  # nobody is bound without a plugin for it
+        ({"SLURM_CPUS_ON_NODE": "16", "SLURMD_NODENAME": "node1"}, 8),
+        ({"SLURM_CPUS_ON_NODE": "2"}, 8),  # salloc's shell on a login node
+    ],
+)
+def test_slurms_share_of_the_node_counts(tmp_path, monkeypatch, environ, cpus):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    assert facts.usable_cpus(tmp_path, tmp_path / "none", environ) == cpus
+
+
+@pytest.mark.parametrize(
+    ("bound", "ranks", "is_task", "environ", "share"),
+    [
+        (8, 4, False, {}, 2),  # below an agent, which has all of the node's
+        (8, 4, True, {"SLURM_CPUS_PER_TASK": "2", "SLURM_CPUS_ON_NODE": "8"}, 2),
+        (2, 4, True, {"SLURM_CPUS_ON_NODE": "8"}, 2),  # bound by Slurm to its own
+        (8, 4, True, {"SLURM_CPUS_ON_NODE": "8"}, 2),
+        (1, 4, False, {}, 1),
+    ],
+)
+def test_a_ranks_share_is_of_what_it_may_use(monkeypatch, bound, ranks, is_task, environ, share):
+    from phalanx import cpus
+
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(bound)), raising=False)
+    monkeypatch.setattr(cpus, "_quotas", lambda *_: [])
+    assert cpus.cpus_of_rank(ranks, is_task, environ) == share
+
+
 def test_the_older_form_of_the_quota_counts_too(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
     assert facts.usable_cpus(tmp_path) == 8

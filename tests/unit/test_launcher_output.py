@@ -4,6 +4,7 @@ otherwise. Recorded on Slurm 22.05.8 with torch 2.13, Open MPI 4.1.4 and MPICH 4
 from __future__ import annotations
 
 import json
+import re
 import time
 from pathlib import Path
 
@@ -40,7 +41,13 @@ def launcher_of(name: str) -> str:
 @pytest.mark.parametrize("told", [True, False], ids=["launcher known", "launcher unknown"])
 @pytest.mark.parametrize("name", ["srun", "openmpi", "torchrun"])
 @pytest.mark.parametrize(
-    ("how", "code", "words"), [("kill", 137, "SIGKILL"), ("segv", 139, "SIGSEGV"), ("_exit", 7, "exit code 7")]
+    ("how", "code", "words"),
+    [
+        ("kill", 137, "SIGKILL"),
+        ("segv", 139, "a segmentation fault"),
+        ("term", 143, "SIGTERM (not by the launch itself)"),  # with which launchers end the others
+        ("_exit", 7, "exit code 7"),
+    ],
 )
 def test_a_rank_that_died_without_words_is_named_though_others_complained_first(
     tmp_path: Path, name: str, how: str, code: int, words: str, told: bool
@@ -149,6 +156,56 @@ def test_a_rank_that_failed_before_the_job_was_ended_is_the_culprit_still(tmp_pa
     assert culprit is not None
     assert (culprit.rank, culprit.exit_code) == (3, 137)
     assert "out of memory" in culprit.what
+
+
+@pytest.mark.parametrize("name", ["srun", "openmpi", "torchrun"])
+def test_a_rank_ended_from_outside_does_not_hide_one_that_had_failed(tmp_path: Path, name: str) -> None:
+    error_file(tmp_path, 3, 101.0, "ValueError: nan")
+    culprit, _ = judge(tmp_path, text(f"{name}-term-rank2"), launcher_of(name))
+    assert culprit is not None
+    assert culprit.rank == 3
+
+
+def test_a_rank_that_fails_in_the_moment_in_which_another_is_ended_is_not_its_cause(tmp_path: Path) -> None:
+    """torchrun looks ten times a second: of two in one look it calls the lower one the root cause."""
+    swapped = {"pid: 240": "pid: 241", "rank      : 2": "rank      : 3", "rank      : 3": "rank      : 2"}
+    said = re.sub("|".join(swapped), lambda found: swapped[found[0]], text("torchrun-term-rank2"))
+    said = re.sub(r".*closing signal SIGTERM\n", "", said, count=1).replace(
+        "local_rank: 1)\n  exitcode  : -15 (pid: 241)", "local_rank: 1)\n  exitcode  : 1 (pid: 241)"
+    )
+    error_file(tmp_path, 3, 101.0)
+    culprit, _ = judge(tmp_path, said, "torchrun")
+    assert culprit is not None
+    assert culprit.exit_code == 143
+
+
+@pytest.mark.parametrize(
+    "what", ["RuntimeError: Gloo connectFullMesh failed with …", "DistBackendError: ncclSystemError"]
+)
+def test_ranks_that_did_not_reach_each_other_are_told_of_the_interface(tmp_path: Path, what: str) -> None:
+    error_file(tmp_path, 1, 101.0, what)
+    lines, _ = verdict.conclude(verdict.Attempt(tmp_path, 100.0, 1, "", "node1", "srun", 4, 2))
+    assert "set interface" in lines[-1]
+
+
+def test_a_rank_whose_disk_took_no_report_is_named_by_what_it_said(tmp_path: Path) -> None:
+    """As worker.py says it on the launcher's stderr."""
+    error_file(tmp_path, 0, 101.0)
+    said = "phalanx: rank 3 on node2 failed: OSError: [Errno 28] No space left on device (exit code 1; no report: x)\n"
+    culprit, _ = judge(tmp_path, said + text("srun-exit3-rank2"), "srun")
+    assert culprit is not None
+    assert (culprit.rank, culprit.host, culprit.exit_code) == (3, "node2", 1)
+    assert culprit.what == "failed: OSError: [Errno 28] No space left on device"
+
+
+@pytest.mark.parametrize(
+    ("code", "words"), [(139, "SIGSEGV in a container or shell (a seg"), (137, "SIGKILL in a con")]
+)
+def test_a_signal_that_a_container_tells_as_an_exit_code_is_named(tmp_path: Path, code: int, words: str) -> None:
+    culprit, _ = judge(tmp_path, f"srun: error: node2: task 2: Exited with exit code {code}\n", "srun")
+    assert culprit is not None
+    assert (culprit.rank, culprit.exit_code) == (2, code)
+    assert words in culprit.what
 
 
 @pytest.mark.parametrize("name", ["torchrun-kill-rank2", "openmpi-kill-rank2", "srun-kill-rank2"])

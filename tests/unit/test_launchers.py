@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from phalanx.config import load_config
+from phalanx.errors import PlanError
 from phalanx.facts import Facts
 from phalanx.planner import make_plan
 from phalanx.program import Program
@@ -33,11 +34,19 @@ def test_python_starts_the_worker_directly():
     assert command == ("/py/bin/python", "-m", "phalanx.worker", "train.py", "--n", "$x")
 
 
+@pytest.mark.parametrize("words", ["--export=NONE", "--export=A=1"])
+@pytest.mark.parametrize("launcher", ["srun", "torchrun"])
+def test_an_export_option_that_hides_the_settings_from_ranks_is_refused(launcher, words):
+    with pytest.raises(PlanError, match=r"srun_args has --export=(NONE|A=1), .*use --export=ALL"):
+        plan("nodes=2", f"launcher={launcher}", f"srun_args={words}")
+    plan("nodes=2", f"launcher={launcher}", "srun_args=--export=ALL")
+
+
 def test_torchrun_on_one_node_meets_on_loopback():
     command = plan("nproc=2").command
     assert command[:3] == ("/py/bin/python", "-m", "torch.distributed.run")
     assert " ".join(command[3:]).startswith(
-        "--standalone --local-addr 127.0.0.1 --nproc-per-node 2 -m -- phalanx.worker train.py"
+        "--standalone --local-addr 127.0.0.1 --log-dir /dev/null --nproc-per-node 2 -m -- phalanx.worker train.py"
     )
 
 

@@ -55,6 +55,51 @@ def test_the_jobs_own_output_tells_of_ranks_that_left_no_words(run_dir: Path) ->
     assert code == 137
 
 
+@pytest.mark.parametrize("mark", ["=== phalanx: job 71, start 0 ===", "=== phalanx: job 71, start 1 ==="])
+@pytest.mark.parametrize("before", ["srun-kill-rank2", "torchrun-kill-rank2", "openmpi-kill-rank2", "cancel-srun"])
+def test_what_others_or_earlier_starts_wrote_into_the_same_file_does_not_count(
+    run_dir: Path, before: str, mark: str
+) -> None:
+    (run_dir / "errors/2.json").unlink()
+    earlier = "=== phalanx: job 71, start 0 ===\n" + (RECORDED / f"{before}.txt").read_text()
+    lines, code = tell(run_dir, 143, f"{earlier}no line break{mark}\n{(RECORDED / 'srun-segv-rank2.txt').read_text()}")
+    assert "a segmentation fault" in lines[0]
+    assert code == 139
+
+
+def test_what_slurm_says_of_a_job_at_the_same_time_does_not_count(run_dir: Path) -> None:
+    (run_dir / "errors/2.json").unlink()
+    others = (RECORDED / "srun-kill-rank2.txt").read_text().replace("node", "other").replace("STEP ", "STEP 9")
+    own = (RECORDED / "srun-segv-rank2.txt").read_text().replace("STEP 21.", "STEP 71.")
+    assert tell(run_dir, 143, others + own, SLURM_JOB_NODELIST="node[1-2]")[1] == 139
+
+
+@pytest.mark.parametrize(
+    ("rank", "launcher", "told"),
+    [(0, "torchrun", True), (3, "torchrun", True), (3, "srun", True), (0, "srun", False), (0, "ray", True)],
+)
+def test_a_traceback_that_the_launchers_own_words_hide_is_told_after_them(
+    run_dir: Path, rank: int, launcher: str, told: bool
+) -> None:
+    (run_dir / "errors/2.json").unlink()
+    (run_dir / "plan.json").write_text(json.dumps({"launcher": launcher, "world_size": 4, "nproc_per_node": 2}))
+    report(run_dir, rank, 101.0, "ValueError: bad")
+    path = run_dir / f"errors/{rank}.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "traceback": "Traceback:\n  here\nValueError: bad\n"}))
+    lines, _ = tell(run_dir, 1)
+    expected = (
+        [f"the last lines of rank {rank}'s traceback:", "Traceback:", "  here", "ValueError: bad"] if told else []
+    )
+    assert lines[: len(expected) + 1] == [*expected, f"rank {rank} on node{1 + rank // 2} failed: ValueError: bad"]
+
+
+def test_the_verdict_is_kept_for_those_who_ask_later(run_dir: Path) -> None:
+    tell(run_dir, 143)
+    said = json.loads((run_dir / "jobs/71.verdict").read_text())
+    assert (said["start"], said["rank"], said["host"]) == (100.0, 2, "node2")
+    assert said["lines"][0] == "rank 2 on node2 failed: SystemExit: 3"
+
+
 def test_only_the_end_of_a_long_output_is_read(run_dir: Path) -> None:
     (run_dir / "errors/2.json").unlink()
     output = "srun: error: node1: task 0: Killed\n" + "loss 0.1\n" * 20_000 + "srun: error: node2: task 3: Killed\n"

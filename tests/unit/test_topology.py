@@ -357,6 +357,10 @@ def test_what_follows_for_certain_is_derived(environ: Env, expected: Place) -> N
         # RANK=0 exported in the batch script, and so the same in every task
         (task(1, 1, 0) | env("RANK=0 WORLD_SIZE=4 LOCAL_RANK=0"), ["RANK=0", "SLURM_PROCID=1", "Unset"]),
         (OPENMPI | env("RANK=0 WORLD_SIZE=4 LOCAL_RANK=0"), ["RANK=0", "OMPI_COMM_WORLD_RANK=3"]),
+        (
+            task(2, 0, 1) | env("RANK=1 WORLD_SIZE=2 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2"),
+            ["WORLD_SIZE=2", "SLURM_STEP_NUM_TASKS=4", "more tasks than ranks"],
+        ),
         # a list for other nodes than there are
         (task(0, 0, 0, "2(x3)"), ["SLURM_STEP_TASKS_PER_NODE='2(x3)'", "SLURM_STEP_NUM_NODES=2"]),
         # MPI ranks dealt round-robin, on nodes that nothing numbers
@@ -593,3 +597,21 @@ def test_an_agents_own_place_from_mpi_gives_way_to_the_ranks(monkeypatch):
     assert Topology.from_environ(agent | ranks).environ()["OMPI_COMM_WORLD_LOCAL_RANK"] == "1"
     monkeypatch.delenv("OMPI_COMM_WORLD_LOCAL_RANK")
     assert "OMPI_COMM_WORLD_LOCAL_RANK" not in Topology.from_environ(ranks).environ()
+
+
+def test_the_components_of_a_heterogeneous_step_are_one_world() -> None:
+    """As srun --het-group=0,1 of Slurm 22.05 says it to the last of 1 + 2 tasks; others are a component's."""
+    step = env(
+        "SLURM_JOB_ID=51 SLURM_STEP_ID=0 SLURM_HET_SIZE=2 SLURM_PROCID=2 SLURM_LOCALID=1 SLURM_NODEID=1 SLURM_NTASKS=3 "
+        "SLURM_NNODES=2 SLURM_STEP_NUM_TASKS=3 SLURM_STEP_NUM_NODES=2 SLURM_STEP_TASKS_PER_NODE=1,2 "
+        "SLURM_JOB_NODELIST_HET_GROUP_0=node1 SLURM_JOB_NODELIST_HET_GROUP_1=node2 "
+        "SLURM_STEP_NODELIST=node[1-2] SLURM_JOB_NODELIST=node[1-2]"
+    )
+    found = Topology.from_environ(step)
+    assert (found.rank, found.world_size, found.local_rank, found.local_world_size) == (2, 3, 1, 2)
+    assert (found.node_rank, found.num_nodes, found.master_addr) == (1, 2, "node1")
+
+
+def test_each_task_may_have_a_launch_of_ours_for_itself() -> None:
+    own = env("RANK=1 WORLD_SIZE=2 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2 PHALANX_EXPECTED_WORLD_SIZE=2")
+    assert read(task(2, 0, 1) | own)[:2] == (1, 2)

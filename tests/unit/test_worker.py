@@ -376,3 +376,57 @@ def test_a_script_for_torchs_old_launcher_gets_its_local_rank(tmp_path: Path) ->
 def test_a_command_gets_no_local_rank_option() -> None:
     done = run("--local_rank=0", "--exec", "echo", "--local_rank", rank=0)
     assert done.stdout == "--local_rank\n", done.stderr
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_can_leave_no_report_says_so_to_the_launcher(tmp_path: Path, rank: int) -> None:
+    """As on a full disk, which doesn't take the rank's log either."""
+    script = write(
+        tmp_path / "s.py",
+        """
+        import os
+        folder = os.environ["PHALANX_RUN_DIR"] + "/errors"
+        os.rmdir(folder)
+        open(folder, "w").close()
+        raise OSError(28, "No space left on device")
+        """,
+    )
+    done = run(script, rank=rank, run_dir=tmp_path)
+    said = f"phalanx: rank {rank} on {socket.gethostname()} failed: OSError: [Errno 28] No space left on device "
+    assert said + "(exit code 1; no report: " in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("code", "rank", "noted"),
+    [
+        ("print(1)", 0, True),
+        ("import sys; sys.exit()", 0, True),
+        ("import sys; sys.exit(3)", 0, False),
+        ("print(1)", 1, False),  # once is enough
+        ("import sys, types; sys.modules['horovod'] = types.ModuleType('horovod')", 0, False),
+    ],
+)
+def test_several_ranks_that_never_met_are_told_of_at_the_end(tmp_path: Path, code: str, rank: int, noted: bool) -> None:
+    script = write(tmp_path / "s.py", code)
+    done = run(script, rank=rank, run_dir=tmp_path)
+    assert ("2 ranks ran s.py, and it made no process group" in done.stderr) == noted
+    assert "no process group" not in run(script, rank=0, world=1, run_dir=tmp_path).stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "inside", "left"), [("torchinductor_me", 0, 0), ("torchinductor_me", 1, 1), ("c", 0, 1)]
+)
+def test_an_empty_cache_of_torchs_own_is_taken_away(tmp_path: Path, name: str, inside: int, left: int) -> None:
+    """One with compiled code in it serves the next run, and a folder of the user's own is theirs."""
+    folder = tmp_path / name
+    script = write(
+        tmp_path / "s.py",
+        f"""
+        import os
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = {str(folder)!r}  # as torch does
+        os.mkdir({str(folder)!r})
+        if {inside}: open({str(folder / "code")!r}, "w").close()
+        """,
+    )
+    run(script, rank=0, world=1)
+    assert folder.exists() == bool(left)

@@ -72,11 +72,18 @@ def _run_directory(plan: LaunchPlan, settings: str) -> list[str]:
     mask = ~plan.config.run_permissions & 0o777
     lines = [
         f"run_dir=${{1:-{shlex.quote(str(root / plan.name))}/job-${{SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}}}}",
+        # A node that doesn't see it would make one that nobody else sees, and train there.
+        '[ -z "${1-}" ] || [ -e "$1/config.yaml" ] || {',
+        '  echo "phalanx: $(hostname) has no run directory $1: set run_root to a folder that all nodes share" >&2',
+        "  exit 2",
+        "}",
         'export PHALANX_RUN_DIR="$run_dir${SLURM_ARRAY_TASK_ID:+/array-$SLURM_ARRAY_TASK_ID}"',
         f'mkdir -p "${{PHALANX_RUN_DIR%/*}}" && {{ mkdir -m {mode} "$PHALANX_RUN_DIR" 2>/dev/null || true; }}',
         'mkdir -p "$PHALANX_RUN_DIR/jobs" || exit',
         *_umask(plan),
         'date +%s >>"$PHALANX_RUN_DIR/jobs/$SLURM_JOB_ID.start"',
+        "# What stands before this line in an output file that jobs or restarts share is not this start's",
+        '[ ! -s /dev/stderr ] || echo "=== phalanx: job $SLURM_JOB_ID, start ${SLURM_RESTART_COUNT:-0} ===" >&2',
         f'[ -e "$PHALANX_RUN_DIR/config.yaml" ] || (umask {mask:03o}; cat >"$PHALANX_RUN_DIR/config.yaml") '
         f"<<'{_END_OF_CONFIG}'",
         *settings.splitlines(),

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import PlanError
-from ..rundir import make_folder, opener
+from ..rundir import make_folder, opener, shared
 from .held import why_held
 from .holder import Holder, Job, decoded, job_around, last_sign, of_this_process
 from .slurmjob import cluster_name
@@ -48,7 +48,7 @@ class Claim:
     def release(self) -> None:
         """A full disk must not turn a training that ended well into an error: the holder's end
         tells too."""
-        with suppress(OSError):
+        with suppress(OSError), shared(self.folder.parent):
             os.close(opener(self.released, os.O_WRONLY | os.O_CREAT))
 
 
@@ -58,20 +58,25 @@ def take(run_dir: Path, me: Holder, take_over: bool = False) -> Claim:
 
     Raises InUseError that names who runs there, PlanError where the directory can't be written.
     """
-    folder = run_dir / FOLDER
     try:
-        make_folder(folder)
-        number = _newest(folder)
-        while True:
-            holder = _holder(folder, number)
-            reason = None if take_over or holder is None else why_held(holder, me, run_dir)
-            if holder is not None and reason is not None:
-                raise InUseError(_refusal(run_dir, holder, reason))
-            if _create(folder, number + 1, me):
-                return Claim(folder, number + 1)
-            number, take_over = _newest(folder, number + 1), False  # the user's word was about another holder
+        with shared(run_dir):
+            return _take(run_dir, me, take_over)
     except OSError as error:
         raise PlanError(f"cannot claim the run directory {run_dir}: {error.strerror}") from None
+
+
+def _take(run_dir: Path, me: Holder, take_over: bool) -> Claim:
+    folder = run_dir / FOLDER
+    make_folder(folder)
+    number = _newest(folder)
+    while True:
+        holder = _holder(folder, number)
+        reason = None if take_over or holder is None else why_held(holder, me, run_dir)
+        if holder is not None and reason is not None:
+            raise InUseError(_refusal(run_dir, holder, reason))
+        if _create(folder, number + 1, me):
+            return Claim(folder, number + 1)
+        number, take_over = _newest(folder, number + 1), False  # the user's word was about another holder
 
 
 @contextmanager

@@ -26,7 +26,7 @@ def main(run_dir: Path) -> str:
     """The answer. Raises OSError for a directory that can't be written."""
     after = predecessor(run_dir, os.environ)
     own = run_dir / "jobs" / os.environ.get("SLURM_JOB_ID", "none")
-    for left in (".exit", ".stopped", ".notrun"):  # by an earlier start of the job
+    for left in (".exit", ".stopped", ".notrun", ".verdict"):  # by an earlier start of the job
         own.with_suffix(left).unlink(missing_ok=True)
     me = of_batch_script(os.environ, after)
     ended = (chain_end(run_dir, after) if after else None) or _of_another_job(run_dir, me, os.environ)

@@ -88,13 +88,21 @@ def _allocation(scanned: Scanned) -> str | None:
     given = scanned.values.get("jobid")
     if given is not None and "local" in scanned.flags:
         raise PlanError(f"--jobid {given} and --local are two different places: give one of them")
-    if given is not None or "local" in scanned.flags:
-        return given
-    if "SLURM_JOB_ID" not in os.environ:
+    if "local" in scanned.flags:
         return None
     from ..schedulers.slurm import allocation
 
-    return allocation.current(os.environ)
+    several = allocation.one_of_several(os.environ)
+    if several is not None:
+        raise PlanError(
+            f"{several}: srun or mpirun started this command in each of its tasks, and each would train a world of its "
+            "own. Give it once, in the batch script or in salloc's shell, and it starts ranks on all nodes; or start "
+            "the script itself in each task (srun … python -m phalanx.worker SCRIPT); or add --local, which means a "
+            "run of its own for each task"
+        )
+    if given is None and "SLURM_HET_SIZE" in os.environ:
+        raise PlanError(allocation.heterogeneous(os.environ.get("SLURM_JOB_ID", "")) + "; or add --local")
+    return given or (allocation.current(os.environ) if "SLURM_JOB_ID" in os.environ else None)
 
 
 def _share(job: str, named: bool) -> Share | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import (
@@ -188,7 +189,10 @@ class SlurmSettings(Section):
     @model_validator(mode="before")
     @classmethod
     def _typed_gpus(cls, data: Any) -> Any:
-        """`gpus_per_node: a100:4`, as sbatch has it, is a number and a type."""
+        """`gpus_per_node: a100:4`, as sbatch has it, is a number and a type; several types are a gres."""
+        text = str(data.get("gpus_per_node") or "") if isinstance(data, dict) else ""
+        if re.fullmatch(r"[^:,\s]+:\d+(,[^:,\s]+:\d+)+", text) and data.get("gres") is None:
+            return {**data, "gpus_per_node": None, "gres": ",".join(f"gpu:{kind}" for kind in text.split(","))}
         for name in ("gpus_per_node", "gpus_per_task") if isinstance(data, dict) else ():
             kind, colon, count = str(data.get(name) or "").rpartition(":")
             if colon and kind and ":" not in kind and count.isdecimal():

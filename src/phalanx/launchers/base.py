@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from ..config import JobConfig
 from ..containers.wrap import inside
+from ..errors import PlanError
 from ..plan import LaunchPlan
 from ..shell import Sh, Word, layout, quote, render
 
@@ -127,7 +128,18 @@ def srun(plan: LaunchPlan, per_node: int, cpus_per_task: int | None, words: list
     bind = config.cpu_bind or ("none" if per_node == 1 else None)
     if bind:
         step.append(f"--cpu-bind={bind}")
+    _check_export(config.srun_args)
     return [*step, *config.srun_args, *task(plan, words)]
+
+
+def _check_export(words: Sequence[str]) -> None:
+    """Raise PlanError for an option that hides from the ranks what they are told in the environment."""
+    said = next((word.partition("=")[2] for word in words if word.startswith("--export=")), None)
+    if said is not None and "ALL" not in said.split(","):
+        raise PlanError(
+            f"srun_args has --export={said}, which hides the run directory and the settings from the ranks: use "
+            f"--export=ALL{'' if said in ('NONE', 'NIL') else f',{said}'}, or env for what they need besides"
+        )
 
 
 def mpirun(plan: LaunchPlan, per_node: int, words: list[Word]) -> list[Word]:

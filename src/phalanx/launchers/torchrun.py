@@ -28,7 +28,8 @@ def _agent(plan: LaunchPlan, rendezvous: list[Word]) -> list[Word]:
     `$` doubled because it substitutes `$local_rank` and `$$` in the arguments it passes on."""
     executable = plan.config.torchrun.executable
     agent: list[Word] = [executable] if executable else [plan.python, "-m", "torch.distributed.run"]
-    agent += [*rendezvous, "--nproc-per-node", str(plan.nproc_per_node)]
+    # It makes folders in /tmp for reports that our ranks leave elsewhere, and removes none.
+    agent += [*rendezvous, "--log-dir", "/dev/null", "--nproc-per-node", str(plan.nproc_per_node)]
     agent += ["-m", "--"]
     return agent + [word if isinstance(word, Sh) else word.replace("$", "$$") for word in worker(plan)]
 

@@ -53,6 +53,7 @@ class Run:
         """The total gradient norm that the last clipping found."""
         names = self.config.trackers if self.is_main else ()
         self._trackers = Copies(names, self.run_dir, lambda: referring(self.config.model_dump(mode="json")))
+        session.on_resume = self._trackers.resumed
 
     # Who and where.
 

@@ -101,6 +101,7 @@ class Saver:
             return
         self._looked = True
         if self.resume(None) is None and self._session.comm.rank == 0:
+            self._session.on_resume(0)
             log.warning("no checkpoint in %s: starting from the beginning", self._session.checkpoints.root)
 
     @naming("run.resume()")
@@ -137,6 +138,7 @@ class Saver:
         if manager.monitor is not None and session.comm.rank == 0:
             manager.monitor.committed(where)
         session.writer.write(Resume(step=session.step, epoch=session.epoch, path=str(where)))
+        session.on_resume(session.step)
         if session.comm.rank == 0:
             log.info("resumed from %s: step %d, epoch %d", where, session.step, session.epoch)
         return session.step

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from ..checkpoint.manager import Contents, Manager
 from ..comm import Comm
 from ..config import JobConfig
 from ..config.schema import CheckpointSettings
+from ..cpus import cpus_of_rank
 from ..data.loader import PreparedLoader
 from ..data.passes import Whereabouts
 from ..records import RecordWriter
@@ -53,6 +55,7 @@ class Session:
     trained: bool = False  # whether the current epoch has come to the end of a `steps` loop
     save_asked: bool = False
     begun: bool = False  # whether it has looked for a checkpoint to go on from, or would have
+    on_resume: Callable[[int], None] = lambda step: None  # told of the step that this start goes on from
     averaged: Any = None  # the average whose weights the model has now
     frozen: dict[str, nn.Parameter] = field(default_factory=dict)  # when prepared, where that is for good
     models: list[nn.Module] = field(default_factory=list)  # as given back, wrappers included
@@ -86,7 +89,8 @@ class Session:
         planned = os.environ.get("PHALANX_NUM_WORKERS_AUTO", "")
         if planned.isdecimal():
             return int(planned)
-        return max(1, (os.cpu_count() or 1) // self.strategy.topology.local_world_size - 1)
+        topology = self.strategy.topology
+        return max(1, cpus_of_rank(topology.local_world_size, topology.source == "slurm") - 1)
 
     def agree_on_buffers(self) -> None:
         """Rank 0's buffers everywhere: BatchNorm's statistics drift apart in training, and one set is to be used."""

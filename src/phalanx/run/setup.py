@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from .. import claims, registry
+from .. import claims, network, registry
 from ..config import JobConfig, Loaded, load_config, load_run_config, save_run_config
 from ..devices import device_index
 from ..errors import PlanError, UsageError
@@ -77,6 +77,7 @@ def init(**settings: Any) -> Run:
     device = choose_device(config, topology)
     if topology.world_size > 1:
         os.environ.update(topology.environ())
+        network.choose(topology)
     strategy = _strategy(config, topology, device)
     strategy.setup()
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
 from ..errors import TopologyError
@@ -14,8 +14,9 @@ from ..hostlist import expand_hostlist
 _TORCHRUN = "ChildFailedError"
 _TORCHRUN_RANK = re.compile(
     r"time +: (?P<time>\S+)\s+host +: (?P<host>\S+)\s+rank +: (?P<rank>\d+) \(local_rank: \d+\)\s+"
-    r"exitcode +: (?P<code>-?\d+) \(pid"
+    r"exitcode +: (?P<code>-?\d+) \(pid: (?P<pid>\d+)\)"
 )
+_TORCHRUN_ENDS = re.compile(r"Sending process (\d+) closing signal")
 _TASK = re.compile(r"srun: error: (?P<hosts>\S+): tasks? (?P<tasks>[\d,-]+): (?P<end>[^\n]+)")
 _OOM_KILLS = re.compile(r"slurmstepd\S*: error: Detected \d+ oom[_-]kill event", re.IGNORECASE)
 _EXITED = re.compile(r"Exited with exit code (\d+)")
@@ -46,6 +47,7 @@ _RAY = re.compile(  # the agents' words, see ray_launch/ranks.py
 _CANCELLED = re.compile(
     r"\*\*\* (?P<what>JOB|STEP) (?P<id>\S+) ON \S+ CANCELLED AT (?P<time>\S+)(?: DUE (?:TO|to) (?P<why>[^*]+?))? \*\*\*"
 )
+_STARTED = re.compile(r"=== phalanx: job (?P<job>\d+), start \d+ ===")  # batch/script.py writes it
 _NODE_FAILED = re.compile(r"srun: error: Node failure on (?P<node>\S+)")
 _NODE_LOST = re.compile(
     r"has lost communication with a remote daemon\..*?Remote daemon: .*? on node (?P<node>\S+)", re.DOTALL
@@ -56,7 +58,8 @@ _NODE_LOST = re.compile(
 class Death:
     """How a rank ended (None: the launcher didn't say which), where it did; `code` is negative for a signal.
 
-    `late` ones came when the launcher was ending all: they may be its own doing. `position` is in the text.
+    `late` ones came when the launcher was ending all: they may be its own doing. `position` is in the text. `outside`
+    says of a SIGTERM, with which launchers end the other ranks, that this one was not sent by the launcher.
     """
 
     rank: int | None
@@ -65,6 +68,7 @@ class Death:
     position: int
     late: bool = False
     out_of_memory: bool = False
+    outside: bool = False
 
 
 @dataclass(frozen=True)
@@ -92,7 +96,7 @@ def _reported(text: str, launcher: str | None) -> list[Death]:
     if launcher == "horovodrun" or (launcher is None and _HOROVODRUN.search(text)):
         return list(_by_horovodrun(text))
     if launcher == "deepspeed" or (launcher is None and _DEEPSPEED.search(text)):
-        return [Death(None, None, int(hit["code"]), hit.start()) for hit in _DEEPSPEED.finditer(text)]
+        return [_first(None, None, int(hit["code"]), hit.start()) for hit in _DEEPSPEED.finditer(text)]
     if launcher not in ("python", "srun", "mpirun", None):
         return _by_torchrun(text)
     if launcher is None and _TORCHRUN in text:
@@ -121,49 +125,80 @@ def stop(text: str, before: list[Death]) -> Stop | None:
     return Stop(told.what, min(found.position for found in stops), min(times, default=None), told.node)
 
 
-def since(text: str, start: float) -> str:
-    """The part of a log that several attempts share which belongs to the attempt that began at `start`."""
+def since(text: str, start: float, job: str = "") -> str:
+    """The part of a log that several jobs or starts share which belongs to the start of `job` that began at `start`:
+    what follows the job's own last mark. Older scripts left none, and what Slurm ended before is left out then."""
+    marks = [found.end() for found in _STARTED.finditer(text) if found["job"] == job]
+    if marks:
+        return text[marks[-1] :]
     earlier = [found.end() for found in _CANCELLED.finditer(text) if (_unix(found["time"]) or start) < start - 1]
     return text[max(earlier, default=0) :]
+
+
+def of_job(text: str, job: str, hosts: Collection[str]) -> str:
+    """Less the lines in which Slurm speaks of another job, or of tasks on nodes that aren't this job's: jobs that run
+    at the same time may print into one file."""
+    return "".join(line for line in text.splitlines(keepends=True) if _may_be_of(line, job, hosts))
+
+
+def _may_be_of(line: str, job: str, hosts: Collection[str]) -> bool:
+    step, task = _CANCELLED.search(line), _TASK.search(line)
+    if step:
+        return re.split(r"[.+_]", step["id"])[0] == job
+    return task is None or not hosts or _first_host(task["hosts"]) in hosts
 
 
 def _by_torchrun(text: str) -> list[Death]:
     """Each node's agent reports its own ranks, its root cause last; the report with the earliest one comes first.
     An agent that restarted its ranks has said so before: its last report counts."""
     last: dict[str, tuple[str, list[Death]]] = {}
+    ended = set(_TORCHRUN_ENDS.findall(text))
     for report in re.finditer(rf"{_TORCHRUN}((?:(?!{_TORCHRUN}).)*)", text, re.DOTALL):
         hits = list(_TORCHRUN_RANK.finditer(report[1]))[::-1]
         if hits:
-            found = [Death(int(hit["rank"]), hit["host"], int(hit["code"]), report.start()) for hit in hits]
-            last[hits[0]["host"]] = (hits[0]["time"], found)
+            last[hits[0]["host"]] = (hits[0]["time"], list(_of_report(hits, report.start(), ended)))
     return [death for _, found in sorted(last.values(), key=lambda entry: entry[0]) for death in found]
+
+
+def _of_report(hits: list[re.Match[str]], position: int, ended: set[str]) -> Iterator[Death]:
+    """The root cause is none of those that the agent ended; others aren't if it said whom it did."""
+    for place, hit in enumerate(hits):
+        own = place == 0 or bool(ended and hit["pid"] not in ended)
+        code = int(hit["code"])
+        yield Death(int(hit["rank"]), hit["host"], code, position, outside=own and code == -signal.SIGTERM)
+
+
+def _first(rank: int | None, host: str | None, code: int, position: int) -> Death:
+    """A death of which the launcher tells because it was the first: a SIGTERM is none of its own."""
+    return Death(rank, host, code, position, outside=code == -signal.SIGTERM)
 
 
 def _by_horovodrun(text: str) -> Iterator[Death]:
     """It names the first that ended badly; a status above 128 is a signal's."""
     for hit in _HOROVODRUN.finditer(text):
         status = int(hit["status"])
-        yield Death(int(hit["rank"]), "localhost", 128 - status if status > 128 else status, hit.start())
+        yield _first(int(hit["rank"]), "localhost", 128 - status if status > 128 else status, hit.start())
 
 
 def _by_ray(text: str) -> Iterator[Death]:
     """In the order in which ranks ended; the agents don't report those that they end."""
     for found in _RAY.finditer(text):
         code = int(found["code"]) if found["code"] else -int(found["signal"])
-        yield Death(int(found["rank"]), found["host"], code, found.start())
+        yield _first(int(found["rank"]), found["host"], code, found.start())
 
 
 def _by_srun(text: str) -> Iterator[Death]:
-    """In the order in which tasks ended. Those after srun began to end the step are late."""
+    """In the order in which tasks ended. Those after srun began to end the step are late; a SIGTERM was its own."""
     ending = _ENDING.search(text)
     for found in _TASK.finditer(text):
         code = _srun_code(found["end"])
-        if code is None or code == -signal.SIGTERM:
-            continue
         late = ending is not None and found.start() > ending.start()
+        terminated = code == -signal.SIGTERM
+        if code is None or (terminated and late):
+            continue
         for task in _numbers(found["tasks"]):
             oom = found["end"].startswith("Out Of Memory")
-            yield Death(task, _first_host(found["hosts"]), code, found.start(), late, oom)
+            yield Death(task, _first_host(found["hosts"]), code, found.start(), late, oom, terminated)
 
 
 def _srun_code(end: str) -> int | None:
@@ -191,7 +226,7 @@ def _first_host(hosts: str) -> str:
 
 def _by_mpi(text: str) -> list[Death]:
     found = [
-        Death(int(hit["rank"]), hit["host"], -int(hit["signal"]), hit.start())
+        _first(int(hit["rank"]), hit["host"], -int(hit["signal"]), hit.start())
         for hit in _OPEN_MPI_SIGNAL.finditer(text)
     ]
     found += [Death(int(hit["rank"]), None, int(hit["code"]), hit.start()) for hit in _OPEN_MPI_EXIT.finditer(text)]
@@ -199,8 +234,8 @@ def _by_mpi(text: str) -> list[Death]:
         found.append(
             Death(int(hit["rank"] or hit["rank2"]), None, int(hit["code"] or hit["code2"]) & 0xFF, hit.start())
         )
-    found += [Death(None, hit["host"], _wait_code(int(hit["status"])), hit.start()) for hit in _MPICH.finditer(text)]
-    return sorted((death for death in found if death.code != -signal.SIGTERM), key=lambda death: death.position)
+    found += [_first(None, hit["host"], _wait_code(int(hit["status"])), hit.start()) for hit in _MPICH.finditer(text)]
+    return sorted(found, key=lambda death: death.position)
 
 
 def _wait_code(status: int) -> int:

@@ -32,15 +32,16 @@ _INHERITED = (RESERVED - {"PHALANX_SITE"}) | {
     *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
     *("HOROVOD_RANK", "HOROVOD_LOCAL_RANK", "HOROVOD_CROSS_RANK"),
     *("HOROVOD_SIZE", "HOROVOD_LOCAL_SIZE", "HOROVOD_CROSS_SIZE"),
-    "SLURM_EXPORT_ENV",  # of the job around a launch: by it, tasks would not get what is set here
+    "SLURM_EXPORT_ENV",  # by which srun would hide from ranks what they are told
 }
 _INHERITED_PREFIXES = ("TORCHELASTIC_", "PET_")  # PET_* are torchrun's own options
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a launch ended: `code` is the command's exit code; `lines` say who failed, `culprit` is that rank. `stopped`:
-    by a signal to the command. `signal` is the first that came, also if the script then ended well."""
+    """How a launch ended: `code` is the command's exit code; `lines` say who failed, `culprit` is that rank, and
+    `traceback` its own. `stopped`: by a signal to the command. `signal` is the first that came, also if the script
+    then ended well."""
 
     run_dir: Path
     code: int = 0
@@ -48,6 +49,7 @@ class Outcome:
     culprit: int | None = None
     stopped: bool = False
     signal: int | None = None
+    traceback: tuple[str, ...] = ()
 
 
 def run_now(plan: LaunchPlan, loaded: Loaded, run_dir: Path | None = None, take_over: bool = False) -> int:
@@ -64,7 +66,7 @@ def run_now(plan: LaunchPlan, loaded: Loaded, run_dir: Path | None = None, take_
         raise
     noted.end(outcome.code, outcome.signal is not None, outcome.lines, outcome.culprit)
     if outcome.lines:
-        print("\n".join(outcome.lines), file=sys.stderr)
+        print("\n".join([*outcome.traceback, *outcome.lines]), file=sys.stderr)
     return outcome.code
 
 
@@ -270,4 +272,5 @@ def _conclude(plan: LaunchPlan, run_dir: Path, start: float, ended: process.Ende
     )
     lines, code = verdict.conclude(attempt)
     culprit, _ = verdict.judge(attempt)
-    return Outcome(run_dir, code, tuple(lines), culprit.rank if culprit else None)
+    told = tuple(verdict.traceback(culprit, plan.launcher))
+    return Outcome(run_dir, code, tuple(lines), culprit.rank if culprit else None, traceback=told)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ..claims import cluster_name
 from ..processes import Process as Runner
 from ..processes import this_place, this_process
-from ..rundir import write_atomic
+from ..rundir import shared, write_atomic
 from .slurm.states import JobState
 
 if TYPE_CHECKING:
@@ -48,7 +48,8 @@ class Note:
     cluster: str | None = None
 
     def write(self, run_dir: Path) -> None:
-        write_atomic(run_dir / NOTE, json.dumps({"v": 1, "job_id": JOB_ID, **asdict(self)}, indent=1))
+        with shared(run_dir):
+            write_atomic(run_dir / NOTE, json.dumps({"v": 1, "job_id": JOB_ID, **asdict(self)}, indent=1))
 
     @property
     def unseen(self) -> bool:

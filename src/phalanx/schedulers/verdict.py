@@ -16,9 +16,28 @@ from .deaths import Death, Stop, agents, deaths, stop
 _OWN_DEATHS = tuple(
     int(getattr(signal, name)) for name in ("SIGKILL", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE") if hasattr(signal, name)
 )
+_FATAL = ("SIGKILL", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE", "SIGABRT", "SIGTERM")
 _PORT_TAKEN = re.compile(r"port: (\d+)[^\n]*EADDRINUSE")  # torch's store
-_BROKEN = re.compile(r"gloo|nccl|connection (reset|closed|refused)|broken pipe|socket", re.IGNORECASE)
+_BROKEN = re.compile(  # what is said of another rank's end
+    r"gloo|nccl|connection (reset|closed|refused)|lost its connection|broken pipe|socket|DistNetworkError"
+    r"|DistStoreError|failed to recv",
+    re.IGNORECASE,
+)
+_SAID = re.compile(  # by the worker, where it can't leave an error file
+    r"^phalanx: rank (?P<rank>\d+) on (?P<host>\S+) failed: (?P<what>.*) \(exit code (?P<code>\d+); no report: ",
+    re.MULTILINE,
+)
+_UNREACHED = re.compile(
+    r"connectFullMesh failed|Unable to find (interface|address) for|socketStartConnect|no socket interface"
+    r"|ncclSystemError",
+    re.IGNORECASE,
+)
+_NO_NETWORK = (
+    "  the ranks did not reach each other at the addresses that they told: set interface to the network interface that "
+    "connects the nodes (ip addr lists them)"
+)
 _SIGNALS = 256 - 64  # exit codes from here on are a negative number's, a signal's
+_TRACEBACK = 15  # lines of a traceback that are told again
 _FEW = 4096  # ranks whose error files can be looked at one by one
 _DIRECT = ("python", "srun", "mpirun", None)  # these start the ranks themselves; others start agents
 
@@ -66,10 +85,21 @@ def conclude(attempt: Attempt) -> tuple[list[str], int]:
         log = _log(attempt, culprit.rank)
         lines += [f"  log: {log}"] if log else []
         lines += [f"  traceback: {culprit.error_file}"] if culprit.error_file else []
+        lines += [_NO_NETWORK] if _UNREACHED.search(culprit.what) else []
         return lines, culprit.exit_code or 1
     if stopped is not None:
         return [stopped.what], code
     return [f"{attempt.launcher or 'the launch'} ended with exit code {code}; no rank reported an error"], code
+
+
+def traceback(culprit: Culprit | None, launcher: str | None) -> list[str]:
+    """The end of the culprit's traceback, where the launcher's own words came after it, or it stands in a log only."""
+    shown = culprit is None or (culprit.rank == 0 and launcher in _DIRECT)
+    error = _read(culprit.error_file) if culprit and culprit.error_file and not shown else None
+    if culprit is None or error is None or str(error["exception"]).startswith("SystemExit"):
+        return []
+    lines = str(error.get("traceback", "")).splitlines()
+    return [f"the last lines of {culprit.who}'s traceback:", *lines[-_TRACEBACK:]] if lines else []
 
 
 def judge(attempt: Attempt) -> tuple[Culprit | None, Stop | None]:
@@ -88,6 +118,8 @@ def find(
     """The culprit of a failed attempt that began at Unix time `since`; None when no rank is known to have
     failed (the launcher itself did, or somebody ended it). Error files of earlier attempts don't count."""
     written = _first_error_file(run_dir, since)
+    if written is None or _BROKEN.search(written.what):
+        written = _said(stderr) or written
     died = deaths(stderr, launcher)
     ended = _stop(stderr, launcher)
     if ended is not None:  # what came after it is its effect
@@ -95,7 +127,7 @@ def find(
         if written is not None and _is_effect(written, ended):
             written = None
     elif launcher == "deepspeed" and not died and returncode > _SIGNALS:  # its words went to stdout
-        died = [Death(None, host, returncode - 256, 0)]
+        died = [Death(None, host, returncode - 256, 0, outside=returncode - 256 == -signal.SIGTERM)]
     elif launcher == "python" and not died:
         return written or _died(Death(0, host, returncode, 0), host)
     chosen = _choose(run_dir, since, host, written, died)
@@ -108,6 +140,9 @@ def _choose(run_dir: Path, since: float, host: str, written: Culprit | None, die
     killed = [death for death in died if -death.code in _OWN_DEATHS and not death.late]
     if killed:
         return _died(killed[0], host)
+    told = written is not None and not _BROKEN.search(written.what)
+    if not told and (terminated := next((death for death in died if death.outside and not death.late), None)):
+        return _died(terminated, host)  # by somebody else than the launcher: the others lost their connection to it
     own = [death for death in died if not (death.late and death.code == -signal.SIGKILL)]
     ended = [death for death in own if death.code != -signal.SIGTERM]  # SIGTERM and, late, SIGKILL: the launcher's way
     silent = [death for death in ended if not _left_words(run_dir, death.rank, since)]
@@ -166,6 +201,12 @@ def _first_error_file(run_dir: Path, since: float) -> Culprit | None:
     return Culprit(error["rank"], error["host"], what, code, path, float(error["time"]))
 
 
+def _said(stderr: str) -> Culprit | None:
+    """The first rank that could only say how it failed: its disk was full."""
+    said = _SAID.search(stderr)
+    return Culprit(int(said["rank"]), said["host"], f"failed: {said['what']}", int(said["code"])) if said else None
+
+
 def _left_words(run_dir: Path, rank: int | None, since: float) -> bool:
     error = _read(run_dir / "errors" / f"{rank}.json")
     return error is not None and error["time"] >= since
@@ -185,14 +226,28 @@ def _died(death: Death, here: str, kind: str = "a rank") -> Culprit:
     calls its host localhost."""
     host = here if death.host in ("localhost", "127.0.0.1") else death.host
     if death.code >= 0:
-        # A container that could not be started ends with this code, and so does ssh.
-        hint = " (of a container: its image, a bind, a folder or the command is missing)" if death.code == 255 else ""
-        return Culprit(death.rank, host, f"ended with exit code {death.code}{hint}", death.code, kind=kind)
-    name = signal_name(-death.code)
-    hint = " (often: out of memory)" if name == "SIGKILL" else ""
+        return Culprit(
+            death.rank, host, f"ended with exit code {death.code}{_of_code(death.code)}", death.code, kind=kind
+        )
+    hint = _HINTS.get(signal_name(-death.code), " (not by the launch itself)" if death.outside else "")
     if death.out_of_memory:
         hint = ": out of memory, as Slurm says; set mem to more, or use less"
-    return Culprit(death.rank, host, f"was killed by {name}{hint}", 128 - death.code, kind=kind)
+    return Culprit(death.rank, host, f"was killed by {signal_name(-death.code)}{hint}", 128 - death.code, kind=kind)
+
+
+_HINTS = {
+    "SIGKILL": " (often by the kernel, because memory ran out)",
+    "SIGSEGV": " (a segmentation fault)",
+}
+
+
+def _of_code(code: int) -> str:
+    """What an exit code means by custom: a container that could not be started ends with 255, and so does ssh;
+    containers and shells add 128 to the signal that ended the command in them."""
+    if code == 255:
+        return " (of a container: its image, a bind, a folder or the command is missing)"
+    name = signal_name(code - 128)
+    return f" ({name} in a container or shell{_HINTS.get(name, '')})" if name in _FATAL else ""
 
 
 def signal_name(number: int) -> str:

@@ -17,6 +17,9 @@ class Tracker:
         """The run begins; `settings` are all of its settings. Where `dry_run` is among them and true, what comes is no
         training's and is to be marked so."""
 
+    def resumed(self, step: int) -> None:
+        """The run goes on from `step`: what an earlier one logged after it is void. Called at most once."""
+
     def log(self, values: Mapping[str, float], step: int) -> None:
         """Metrics at `step`."""
 

@@ -18,6 +18,7 @@ class Copies:
 
     def __init__(self, names: Iterable[str], run_dir: Path, settings: Callable[[], Mapping[str, Any]]) -> None:
         self._trackers: dict[str, Tracker] = {}
+        self._resumed = False
         for name in names:
             try:
                 tracker = registry.load("tracker", registry.TRACKERS, name)()
@@ -25,6 +26,17 @@ class Copies:
                 tracker.start(run_dir, settings())
             except Exception as error:
                 self._drop(name, "start", error)
+
+    def resumed(self, step: int) -> None:
+        """Of several resumes in one start the first counts, as in the records: later ones look at a checkpoint only."""
+        if self._resumed:
+            return
+        self._resumed = True
+        for name, tracker in list(self._trackers.items()):
+            try:
+                tracker.resumed(step)
+            except Exception as error:
+                self._drop(name, "resumed", error)
 
     def log(self, values: Mapping[str, float], step: int) -> None:
         for name, tracker in list(self._trackers.items()):

@@ -20,7 +20,7 @@ from ...topology import with_suffix
 from . import client
 from .states import JobState
 
-_GPUS = re.compile(r"gres/gpu(?::[^=,]+)?=(\d+)")
+_GPUS = re.compile(r"gres/gpu(?P<type>:[^=,]+)?=(?P<count>\d+)")
 
 
 @dataclass(frozen=True)
@@ -34,15 +34,29 @@ class Share:
 
 
 def current(environ: Mapping[str, str]) -> str | None:
-    """The id of the allocation around this process, if a launch from here goes over all of it.
-
-    Within a step of several tasks each task runs the command, so there it starts locally; but of a step with a
-    terminal (`srun --pty bash`) only the first task lives.
-    """
+    """The id of the allocation around this process, if a launch from here goes over all of it."""
     job = environ.get("SLURM_JOB_ID")
-    alone = environ.get("SLURM_STEP_NUM_TASKS", "1") == "1"
-    shell = "SLURM_PTY_PORT" in environ and environ.get("SLURM_PROCID") == "0"
-    return job if job and (alone or shell) and shutil.which("srun") else None
+    return job if job and one_of_several(environ) is None and shutil.which("srun") else None
+
+
+def one_of_several(environ: Mapping[str, str]) -> str | None:
+    """The variable that tells that srun or mpirun started this process several times, if they did. Of a step with a
+    terminal (`srun --pty bash`) only the first task lives."""
+    if "SLURM_PTY_PORT" in environ and environ.get("SLURM_PROCID") == "0":
+        return None
+    for name in ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"):
+        if (_number(environ.get(name)) or 1) > 1:
+            return f"{name}={environ[name]}"
+    return None
+
+
+def heterogeneous(job_id: str) -> str:
+    """Why a launch can't go over such a job: nodes of one component hold other numbers of ranks than another's."""
+    return (
+        f"job {job_id} has several components (a heterogeneous job), and a launch gives all nodes equal shares: start "
+        "the ranks yourself, srun --het-group=0,1 python -m phalanx.worker SCRIPT, which makes them one world; or "
+        "allocate one component"
+    )
 
 
 def find(job_id: str, environ: Mapping[str, str]) -> Share:
@@ -55,6 +69,8 @@ def find(job_id: str, environ: Mapping[str, str]) -> Share:
         when = "has ended" if JobState(job_id, job_id, state).finished else "has no nodes yet"
         raise PlanError(f"job {job_id} is {state}: it {when}; expected a running one (squeue --me)")
     hosts = tuple(expand_hostlist(said["NodeList"]))
+    if "HetJobOffset" in said:
+        raise PlanError(heterogeneous(job_id))
     inside = environ.get("SLURM_JOB_ID") == job_id
     cpus = int(re.match(r"\d+", said.get("NumCPUs", "1"))[0])  # type: ignore[index]
     return Share(
@@ -67,9 +83,10 @@ def find(job_id: str, environ: Mapping[str, str]) -> Share:
 
 def _gpus(said: Mapping[str, str], nodes: int) -> int | None:
     """GPUs of a node: as Slurm counts them, if it was told to (AccountingStorageTRES), else as they were asked for."""
-    counted = _GPUS.findall(said.get("AllocTRES") or said.get("TRES", ""))
-    if counted:
-        return int(counted[-1]) // nodes
+    counted = list(_GPUS.finditer(said.get("AllocTRES") or said.get("TRES", "")))
+    if counted:  # of all types together where Slurm says it, else those of each type that is counted
+        whole = [found for found in counted if not found["type"]] or counted
+        return sum(int(found["count"]) for found in whole) // nodes
     shares = {"TresPerNode": nodes, "TresPerTask": _number(said.get("NumTasks")) or nodes, "TresPerJob": 1}
     asked = {name: gres_gpus(said.get(name, "").replace("gres:", "")) * times for name, times in shares.items()}
     return next((count // nodes for count in asked.values() if count), None)

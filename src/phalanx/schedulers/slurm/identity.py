@@ -32,7 +32,7 @@ def keep(path: Path, note: dict[str, Any], new: tuple[str, str | None]) -> None:
     id, and its cluster's name if sbatch told it. What an earlier job of this number left is not
     this one's."""
     if path.exists():
-        for left in (".start", ".exit", ".stopped", ".notrun"):
+        for left in (".start", ".exit", ".stopped", ".notrun", ".verdict"):
             path.with_suffix(left).unlink(missing_ok=True)
     write_atomic(path, json.dumps({**note, "cluster": new[1]}))
     write_atomic(path, json.dumps({**note, **_told(*new)}))

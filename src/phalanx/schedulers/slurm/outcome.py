@@ -118,9 +118,13 @@ def failure(job: OurJob) -> Failure | None:
         return Failure((f"{state.state}: {_BY_SLURM[state.state]}{_more(job)}",))
     if reason := not_run(job):
         return Failure((f"not run: {reason}",))
+    if state.state == "FAILED" and not (job.run_dir / "jobs" / f"{job.number}.start").exists():
+        return _never_began(job)
     ended = (job.run_dir / "jobs" / f"{job.number}.exit").exists()
     if state.state == "FAILED" and not ended and not any(job.run_dir.glob("errors/*.json")) and not state.signal:
         return Failure((f"the job's script ended with exit code {state.code} before its end: see its output",))
+    if noted := _noted(job):
+        return noted
     attempt = _attempt_of(job)
     culprit, stopped = verdict.judge(attempt)
     if state.state == "GONE" and culprit is None and stopped is None:
@@ -174,10 +178,36 @@ def _of_local(job: OurJob, note: local_notes.Note) -> Failure | None:
     return Failure(note.lines, verdict.Culprit(note.culprit, note.runner.host, note.lines[0], note.code or 1))
 
 
+def _never_began(job: OurJob) -> Failure:
+    """Its script leaves a note at once; Slurm says nothing where a node can't open the output file."""
+    host = states.first_host(job.state.hosts) or "its node"
+    lines = (
+        f"the job's script did not begin on {host}, which probably sees no run directory {job.run_dir} or could not "
+        f"open the output file {', '.join(map(str, job.outputs()))}",
+        "  set run_root (and output, error) to folders on a file system that the login node and all nodes share",
+    )
+    return Failure(lines)
+
+
+def _noted(job: OurJob) -> Failure | None:
+    """What the job's script itself said at the end of its last start."""
+    note = job.run_dir / "jobs" / f"{job.number}.verdict"
+    try:
+        said = json.loads(note.read_text(encoding="utf-8"))
+        lines = tuple(map(str, said["lines"]))
+        if said["start"] != last_start(note.with_suffix(".start")) or not lines:
+            return None
+        if said["rank"] is None:
+            return Failure(lines)
+        return Failure(lines, verdict.Culprit(said["rank"], said["host"], lines[0], job.state.code or 1))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
 def _attempt_of(job: OurJob) -> verdict.Attempt:
     plan = plan_of(job.run_dir)
     start = last_start(job.run_dir / "jobs" / f"{job.number}.start") or 0.0
-    said = "\n".join(since(tail(path, _OUTPUT), start) for path in job.outputs())
+    said = "\n".join(since(tail(path, _OUTPUT), start, job.number) for path in job.outputs())
     return verdict.Attempt(
         run_dir=job.run_dir,
         since=start,
