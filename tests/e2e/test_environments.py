@@ -126,13 +126,19 @@ def test_cuda_is_refused_before_it_is_downloaded(tmp_path):
     assert not (tmp_path / "env").exists()
 
 
-def job_script(tmp_path, wanted, venv):
-    """The script of a job whose modules are a stand-in that records what is loaded."""
-    (tmp_path / "job.yaml").write_text(
-        "before: 'module() { if [ \"$1\" = load ]; then export LOADEDMODULES=GCCcore/12.3:GCC/12.3; fi; }'\n"
-        "modules: {purge: true, load: [GCC/12.3]}\n"
-        "env: {HOROVOD_CUDA_HOME: /cuda}\n"
+# As bash exports a function: batch jobs have `module` from the shell that submitted them.
+MODULE = {"BASH_FUNC_module%%": '() { if [ "$1" = load ]; then export LOADEDMODULES=GCCcore/12.3:GCC/12.3; fi; }'}
+
+
+def run_script(script):
+    return subprocess.run(
+        ["bash", script], env={**os.environ, **MODULE}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
+
+
+def job_script(tmp_path, wanted, venv):
+    """The script of a job, for which `MODULE` stands in for the site's function `module`."""
+    (tmp_path / "job.yaml").write_text("modules: {purge: true, load: [GCC/12.3]}\nenv: {HOROVOD_CUDA_HOME: /cuda}\n")
     config = load_config([tmp_path / "job.yaml"], (), {}).config
     plan = build_plan(config, gather(os.environ), str(venv))
     script = tmp_path / "job.sh"
@@ -145,12 +151,12 @@ def test_the_job_makes_the_environment_and_notes_its_modules(tmp_path):
     venv = tmp_path / "a b" / "env"
     wanted = Wanted("gpu", extras=("horovod",), wheelhouse=str(wheelhouse(tmp_path / "wheels", cuda="12.8")))
     script = job_script(tmp_path, wanted, venv)
-    done = subprocess.run(["bash", script], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    done = run_script(script)
     assert done.returncode == 2, done.stdout
     assert "Horovod was built without NCCL" in done.stdout
     assert not venv.exists()
     (tmp_path / "job.sh").write_text(script.read_text().replace(":-NCCL}", ":-}"))
-    done = subprocess.run(["bash", script], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    done = run_script(script)
     assert done.returncode == 0, done.stdout
     record = json.loads((venv / RECORD).read_text())
     assert (record["kind"], record["torch"]) == ("gpu", "cuda 12.8")
