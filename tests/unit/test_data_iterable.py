@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import islice
 
 import pytest
 import torch
@@ -266,3 +267,185 @@ def test_a_batch_that_cannot_be_counted_is_an_error():
     loader = prepare_loader(DataLoader(Texts(), batch_size=None), Alone(), 0, None, True)
     with pytest.raises(DataError, match="cannot count the samples of a batch of type str"):
         list(loader.groups(1, True))
+
+
+def _number():
+    info = get_worker_info()
+    return (0, 1) if info is None else (info.id, info.num_workers)
+
+
+def by_rank_then_worker(rank, world, items):
+    worker, workers = _number()
+    return items[rank * workers + worker :: world * workers]
+
+
+def by_worker_then_rank(rank, world, items):
+    worker, workers = _number()
+    return items[worker * world + rank :: world * workers]
+
+
+def files_of_the_rank(rank, world, items):
+    worker, workers = _number()
+    return items[rank::world][worker::workers]
+
+
+def stretches(rank, world, items):
+    worker, workers = _number()
+    each = -(-len(items) // (world * workers))
+    first = (rank * workers + worker) * each
+    return items[first : first + each]
+
+
+def in_a_generator(rank, world, items):
+    worker, workers = _number()
+    return islice((item for item in items), rank * workers + worker, None, world * workers)
+
+
+class OfRank(IterableDataset):
+    """Splits by its rank, as scripts for plain torch do."""
+
+    def __init__(self, part, rank, world, size=12):
+        self.part, self.rank, self.world_of, self.size = part, rank, world, size
+
+    def __iter__(self):
+        return iter(self.part(self.rank, self.world_of, range(self.size)))
+
+
+WAYS = [by_rank_then_worker, by_worker_then_rank, files_of_the_rank, stretches, in_a_generator]
+
+
+def passes_of(make, world, workers, passes=1, **settings):
+    """For each rank, the samples of each of its `passes` as they count in training."""
+
+    def run(peers):
+        settings_here = {"batch_size": 1, "num_workers": workers, **settings}
+        loader = prepare_loader(DataLoader(make(peers.rank, world), **settings_here), peers, 3, None, True)
+        found = []
+        for _ in range(passes):
+            micros = [m for group in loader.groups(1, True) for m in group.micros if m.local]
+            found.append(flat(m.batch.tolist() for m in micros))
+        return found
+
+    return in_ranks(world, run)
+
+
+@pytest.mark.parametrize("part", WAYS)
+@pytest.mark.parametrize(("world", "workers"), [(2, 0), (3, 0), (2, 2)])
+def test_a_split_by_rank_and_worker_is_an_error_on_all_ranks(part, world, workers):
+    begun = []
+
+    def run(peers):
+        loader = prepare_loader(
+            DataLoader(OfRank(part, peers.rank, world), 1, num_workers=workers), peers, 3, None, True
+        )
+        with pytest.raises(DataError, match=r"OfRank splits by get_worker_info.*by the rank too.*phalanx\.shard"):
+            begun.extend(loader.groups(1, True))
+        return True
+
+    assert all(in_ranks(world, run))
+    assert begun == []
+
+
+@pytest.mark.parametrize("part", WAYS)
+@pytest.mark.parametrize(("world", "workers"), [(1, 0), (1, 2), (2, 0), (2, 2)])
+def test_a_split_by_rank_and_worker_may_be_declared(part, world, workers):
+    class Declared(OfRank):
+        splits_itself = True
+
+    seen = passes_of(lambda rank, world: Declared(part, rank, world), world, workers)
+    assert sorted(flat(flat(seen))) == list(range(12))
+
+
+class Once(IterableDataset):
+    """Its items can be read a single time, and it splits what it reads; with `of_rank` by the rank too."""
+
+    def __init__(self, rank, world, of_rank=False):
+        self.source = (item for item in range(12))
+        self.place = (rank, world) if of_rank else (0, 1)
+
+    def __iter__(self):
+        (worker, workers), (rank, world) = _number(), self.place
+        return islice(self.source, rank * workers + worker, None, world * workers)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_can_be_read_once_only_is_read_once(workers):
+    assert sorted(flat(flat(passes_of(Once, 2, workers)))) == list(range(12))
+    with pytest.raises(DataError, match="yields other items on other ranks or workers before it is split"):
+        passes_of(lambda rank, world: Once(rank, world, True), 2, workers)
+
+
+class Counting(IterableDataset):
+    """Splits by get_worker_info, and counts how often it was begun; a cursor of its own remembers where it is."""
+
+    def __init__(self, rank, world):
+        self.begun, self.waiting = 0, list(range(12))
+
+    def __iter__(self):
+        self.begun += 1
+        worker, workers = _number()
+        while self.waiting:
+            item = self.waiting.pop(0)
+            if item % workers == worker:
+                yield item
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_trying_a_stream_changes_nothing_of_it(workers):
+    made = []
+
+    def make(rank, world):
+        made.append(Counting(rank, world))
+        return made[-1]
+
+    assert sorted(flat(flat(passes_of(make, 2, workers)))) == list(range(12))
+    assert {one.begun for one in made} == {0 if workers else 1}
+
+
+class Noisy(IterableDataset):
+    """Splits by get_worker_info; `generator(rank)` makes its random numbers, None are the global ones."""
+
+    def __init__(self, generator, rank, world):
+        self.generator, self.rank = generator, rank
+
+    def __iter__(self):
+        draws = self.generator(self.rank)
+        worker, workers = _number()
+        for item in range(worker, 12, workers):
+            yield item + draws.random() / 2
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_random_numbers_may_differ_by_rank(workers, recwarn):
+    seen = passes_of(lambda *place: Noisy(lambda rank: random, *place), 2, workers)
+    assert sorted(map(int, flat(flat(seen)))) == list(range(12))
+    assert not [w for w in recwarn if "splits_itself" in str(w.message)]
+    with pytest.warns(UserWarning, match="random numbers that nobody seeds"):
+        seen = passes_of(lambda *place: Noisy(lambda rank: random.SystemRandom(), *place), 2, workers)
+    assert sorted(map(int, flat(flat(seen)))) == list(range(12))
+
+
+def test_random_numbers_of_the_rank_have_to_be_declared():
+    class Declared(Noisy):
+        splits_itself = "worker_info"
+
+    def by_rank(rank):
+        return random.Random(rank)
+
+    with pytest.raises(DataError, match='splits_itself = "worker_info"'):
+        passes_of(lambda *place: Noisy(by_rank, *place), 2, 0)
+    assert sorted(map(int, flat(flat(passes_of(lambda *place: Declared(by_rank, *place), 2, 0))))) == list(range(12))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_stream_is_tried_in_its_first_pass_only(workers, tmp_path):
+    class Noting(IterableDataset):
+        def __iter__(self):
+            with (tmp_path / "begun").open("a") as file:
+                file.write("x")
+            return iter(range(12)[slice(_number()[0], None, _number()[1])])
+
+    seen = passes_of(lambda *_: Noting(), 2, workers, passes=3)
+    for at in range(3):
+        assert sorted(flat(rank[at] for rank in seen)) == list(range(12))
+    assert len((tmp_path / "begun").read_text()) == 2 * max(1, workers) * 4  # three passes and a trial

@@ -13,8 +13,9 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, default_
 from ..errors import DataError
 from .batch import zero_rows
 from .empty import ADVICE, Empty, Learning, weigh
+from .firsts import check_firsts
 from .groups import Fetched, Group, Peers, Shares, agreed_groups, known_groups
-from .iterable import Counted, SplitDataset, check_firsts, split_over_ranks
+from .iterable import Counted, SplitDataset, split_over_ranks
 from .listed import SharedOrder
 from .order import Deal, Order, epoch_order, take
 from .seeding import ProbeKeys, SeededDataset, Stream, draws_nothing, generator, mix, undisturbed
@@ -304,6 +305,7 @@ class IterableFeed:
         if self._workers:
             self._split.passes.share_memory_()
             self._split.firsts.share_memory_()
+            self._split.unchecked.share_memory_()
         self._plain_collate = loader.collate_fn in (default_collate, default_convert)
         self._generator = generator(seed)
         self._collate, self._settings = loader.collate_fn, settings
@@ -362,6 +364,8 @@ class IterableFeed:
         dataset = self._split.dataset
         firsts = self._peers.counts(self._split.firsts.flatten().tolist())
         check_firsts(type(dataset).__name__, firsts, getattr(dataset, "splits_itself", None) is not None)
+        self._split.firsts[2:] = 0  # compared once, and not tried again
+        self._split.unchecked.zero_()
 
     def plain(self, position: Position, train: bool) -> Iterator[tuple[Any, Position]]:
         batches = self._pass(position, train)

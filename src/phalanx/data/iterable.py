@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import os
 import random
-import warnings
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from itertools import count, islice
 from typing import Any, TypeVar
@@ -21,9 +19,12 @@ from torch.utils.data import IterableDataset, default_collate, default_convert, 
 from torch.utils.data._utils import worker as torch_worker
 
 from ..errors import DataError
+from .firsts import ROWS, Trial, fingerprint, is_used_up
 from .seeding import Forwarding, mix, seed_all, tell_pass, undisturbed
 
 T = TypeVar("T")
+_END = object()
+BY_WORKER_INFO = "worker_info"  # `splits_itself` of a dataset that splits by what SplitInfo says, and nothing else
 
 
 class SplitInfo:
@@ -83,19 +84,24 @@ class SplitDataset(Forwarding, IterableDataset[Any]):
     """An iterable dataset of which each rank and worker yields its own part, seeded from (seed, pass, …).
 
     In memory that workers share, `passes` holds the number of the pass to come, -1 for an evaluation, and `firsts`
-    the fingerprint of the first item that each worker met, by whether the dataset split itself (row 1) or not.
+    what each worker met first, in `firsts.ROWS`; `unchecked` is 0 once these were compared.
     """
 
     def __init__(self, dataset: Any, seed: int, rank: int, world_size: int, workers: int, alone: bool) -> None:
+        declared = getattr(dataset, "splits_itself", None)
+        used_up = declared is None and is_used_up(dataset)
         self.__dict__.update(
             dataset=dataset,
             passes=torch.zeros((), dtype=torch.int64),
-            firsts=torch.zeros(2, max(1, workers), dtype=torch.int64),
+            firsts=torch.zeros(len(ROWS), max(1, workers), dtype=torch.int64),
+            unchecked=torch.ones((), dtype=torch.int64),
             collate_stream=random.Random(),
             _seed=seed,
             _place=(rank, world_size),
             _alone=alone,
-            _ours=getattr(dataset, "splits_itself", None) is False,
+            _ours=used_up or declared is False,
+            _used_up=used_up,
+            _declared=declared is not None,
         )
 
     def __iter__(self) -> Iterator[Any]:
@@ -116,58 +122,34 @@ class SplitDataset(Forwarding, IterableDataset[Any]):
         yield from self._split(worker, worker * ranks + rank, ranks * workers, own_seed)
 
     def _split(self, worker: int, index: int, splits: int, own_seed: int) -> Iterator[Any]:
-        info = SplitInfo(index, splits, own_seed, self.dataset)
+        info, trial = SplitInfo(index, splits, own_seed, self.dataset), None
+        if self._used_up:  # it can't be tried, and whoever splits it reads all of it: here it is seen unsplit
+            info = SplitInfo(0, 1, mix(self._seed, max(0, int(self.passes))), self.dataset)
+        elif self._place[1] > 1 and not self._declared and self.unchecked:
+            trial = Trial(self.dataset)
         items = _told(info, lambda: iter(self.dataset))
         for number in count():
-            try:
-                item = _told(info, lambda: next(items))
-            except StopIteration:
-                return
+            item = _told(info, lambda: next(items, _END))
+            splits_itself = info.used and not self._ours
             if number == 0:
-                self.firsts[int(info.used), worker] = fingerprint(item)
-            if (info.used and not self._ours) or number % splits == index:
+                self._note(worker, item, splits_itself, trial)
+                trial = None
+            if item is _END:
+                return
+            if splits_itself or number % splits == index:
                 yield item
 
-
-def fingerprint(item: Any) -> int:
-    """A number above 0 that equal items share, in any process."""
-    return zlib.crc32(repr(_plain(item)).encode()) + 1
-
-
-def _plain(item: Any) -> Any:
-    """What of an item has the same repr everywhere; its beginning is enough."""
-    if isinstance(item, (str, bytes, int, float, bool, type(None))):
-        return item[:256] if isinstance(item, (str, bytes)) else item
-    if isinstance(item, dict):
-        return [(_plain(key), _plain(value)) for key, value in islice(item.items(), 16)]
-    if isinstance(item, (list, tuple)):
-        return [_plain(part) for part in item[:16]]
-    if callable(getattr(item, "flatten", None)) and hasattr(item, "shape"):  # tensors and arrays
-        return [tuple(item.shape), item.flatten()[:16].tolist()]
-    return type(item).__qualname__
-
-
-def check_firsts(name: str, firsts: list[list[int]], declared: bool) -> None:
-    """Compare what ranks and workers met first; `firsts` has each rank's `SplitDataset.firsts`, flattened.
-
-    Raises DataError if a stream that was to be split here differs between them: items would be lost.
-    """
-    half = len(firsts[0]) // 2
-    met = [value for row in firsts for value in row[:half] if value]
-    if len(set(met)) > 1 and not declared:
-        raise DataError(
-            f"{name} yields other items on other ranks or workers before it is split, so it seems to split them "
-            "itself (by the rank, or in worker_init_fn) or to shuffle without a seed, and items would be lost: use "
-            "phalanx.shard() or torch's get_worker_info() in __iter__, or say by an attribute: splits_itself = True (it"
-            " does, over workers too) or splits_itself = False (all see the same items)"
-        )
-    own = [value for row in firsts for value in row[half:] if value]
-    if len(own) > 1 and len(set(own)) == 1 and not declared:
-        warnings.warn(
-            f"{name} asks get_worker_info() for id and num_workers, but all ranks and workers begin with the same item:"
-            " if it doesn't split by them, items are repeated; set splits_itself = False to have it split",
-            stacklevel=2,
-        )
+    def _note(self, worker: int, item: Any, splits_itself: bool, trial: Trial | None) -> None:
+        """Keep what `check_firsts` will compare."""
+        if item is not _END:
+            self.firsts[int(splits_itself), worker] = fingerprint(item)
+        if trial is None or not splits_itself:
+            return
+        seed = max(0, int(self.passes))
+        alone = SplitInfo(0, 1, mix(self._seed, seed, 0, 0), trial.dataset)  # as of rank 0's worker 0
+        with undisturbed():
+            seed_all(mix(self._seed, seed))
+            self.firsts[2:, worker] = torch.tensor(_told(alone, trial.beginning))
 
 
 def _told(info: SplitInfo, function: Callable[[], T]) -> T:
@@ -206,7 +188,7 @@ def split_over_ranks(dataset: Any, rank: int, world_size: int, workers: int) -> 
     """
     declared = getattr(dataset, "splits_itself", None)
     if declared is not None:
-        return dataset, bool(declared)
+        return dataset, bool(declared) and declared != BY_WORKER_INFO
     packages = {base.__module__.partition(".")[0] for base in type(dataset).__mro__}
     if "datasets" in packages:
         return _split_hugging_face(dataset, rank, world_size), True
