@@ -448,4 +448,6 @@ def test_a_stream_is_tried_in_its_first_pass_only(workers, tmp_path):
     seen = passes_of(lambda *_: Noting(), 2, workers, passes=3)
     for at in range(3):
         assert sorted(flat(rank[at] for rank in seen)) == list(range(12))
-    assert len((tmp_path / "begun").read_text()) == 2 * max(1, workers) * 4  # three passes and a trial
+    tried = len((tmp_path / "begun").read_text()) - 2 * max(1, workers) * 3
+    # The worker that has a rank's first batch tries; another may begin after what they met was compared.
+    assert 2 <= tried <= 2 * max(1, workers)
