@@ -32,9 +32,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.slow)
 
 
-@pytest.fixture(scope="session")
-def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A browser with an empty profile, as Debian installs it."""
+@pytest.fixture(scope="package")
+def chromium() -> Iterator[Any]:
+    """A browser with an empty profile, as Debian installs it; gone before other tests fork this process."""
     program = shutil.which("chromium") or shutil.which("chromium-browser")
     if program is None:
         pytest.skip("no Chromium on this machine: make browser-packages installs it on Debian, as root")
@@ -104,7 +104,7 @@ def open_report(chromium: Any, tmp_path: Path) -> Iterator[Callable[..., Opened]
         _close(report)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def usual(chromium: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Opened]:
     """A full report with all its plots drawn, for tests that only look."""
     report = _open(chromium, report_page.write(report_fixture.analysis(), tmp_path_factory.mktemp("usual")))

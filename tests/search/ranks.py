@@ -63,11 +63,14 @@ class Ranks:
                 pipe.send((function, args, folder))
             answers = self._collect(time.monotonic() + PATIENCE)
         finally:
-            refused = [bool(answer.refusal) for answer in answers]
-            if not answers or (not all(refused) and any(answer.value is None for answer in answers)):
+            if not answers or not (self._go_on(answers) or all(answer.value is not None for answer in answers)):
                 self.stop()
             shutil.rmtree(folder, ignore_errors=True)
         return answers
+
+    def _go_on(self, answers: list[Answer]) -> bool:
+        """After a refusal. Horovod's ranks, once shut down, may abort when they begin anew."""
+        return all(answer.refusal for answer in answers) and (self._engine != "horovod" or self._size == 1)
 
     def _start(self) -> None:
         (port,) = free_ports(1)

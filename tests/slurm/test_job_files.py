@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -65,8 +67,10 @@ def test_a_launchers_line_makes_one_world(user: User) -> None:
         "c": ("srun -n 4 python -u show.py --a 'b c'", 4),
     }
     nodes = {"a": "nodes=2", "b": "nodes=1", "c": "nodes=2"}
+    active = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # the lines say `python` and `torchrun`
+    environment = {"PATH": active, "WHERE": str(user.work)}
     ids = {
-        name: user.submit(f"name={name}", nodes[name], "cpus_per_task=1", f"training_cmd={line}", WHERE=str(user.work))
+        name: user.submit(f"name={name}", nodes[name], "cpus_per_task=1", f"training_cmd={line}", **environment)
         for name, (line, _) in lines.items()
     }
     for name, job in ids.items():

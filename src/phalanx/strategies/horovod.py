@@ -33,13 +33,15 @@ class Horovod(ProcessGroupStrategy):
     may_unfreeze = False
 
     def setup(self) -> None:
-        self._how = how = horovod_ranks.controller(self.topology, os.environ, horovod_ranks.built_with())
+        how = horovod_ranks.controller(self.topology, os.environ, horovod_ranks.built_with())
         self._hvd = require("horovod.torch", "horovod")
         if how == "gloo":
             self._check_adasum(by_mpi=False)
             super().setup()
             self._set_variables()
         if self.topology.world_size > 1:
+            # Until the process exits, for its next run too: MPI can't begin a second time, and gloo's ranks may then
+            # read each other's former addresses, whereupon the process aborts.
             self._hvd.init()
             self._check_world()
             self._check_adasum(self._hvd.mpi_enabled())
@@ -96,13 +98,6 @@ class Horovod(ProcessGroupStrategy):
             raise PlanError("horovod.use_adasum needs Horovod with MPI: use a build with it under --launcher mpirun")
         if size & (size - 1):
             raise PlanError(f"horovod.use_adasum needs a power of two as world size, and it is {size}")
-
-    def teardown(self, failed: bool) -> None:
-        super().teardown(failed)
-        # MPI can't be begun a second time in a process, so it goes on for the next run. After a failure Horovod's own
-        # end, at the process's exit, tells the others.
-        if not failed and self.topology.world_size > 1 and self._how == "gloo":
-            self._hvd.shutdown()
 
     def wrap(self, model: nn.Module) -> nn.Module:
         model = model.to(self.device)
