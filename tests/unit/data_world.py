@@ -50,7 +50,7 @@ class _Member:
     def _wait(self) -> None:
         self._turn.release()
         try:
-            self._barrier.wait(timeout=20)
+            self._barrier.wait(timeout=120)
         finally:
             self._turn.acquire()
 
