@@ -166,7 +166,9 @@ def _scheduler(session: Session, scheduler: Any) -> SchedulerProxy:
         return scheduler
     number = sum(name.startswith("scheduler.") for name in session.contents.stateful)
     session.contents.stateful[f"scheduler.{number}"] = scheduler
-    return SchedulerProxy(scheduler, session.gradients, session.optimizers, session.loops.scheduler())
+    proxy = SchedulerProxy(scheduler, session.gradients, session.optimizers, session.loops.scheduler())
+    session.schedulers.append(proxy)
+    return proxy
 
 
 def _loader(session: Session, loader: DataLoader[Any] | PreparedLoader, training: bool) -> PreparedLoader:

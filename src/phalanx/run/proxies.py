@@ -29,14 +29,18 @@ class OptimizerProxy(Optimizer):
         self._gradients = gradients
         self._factor = learning_rate_factor(scaling, gradients.world_size)
         self._steps = 0
-        self.skipped = False  # fp16: whether the last step met an overflow and was left out
+        self.left_out = 0  # fp16: the micro-batch of the last step, if that met an overflow and was left out
         self.after_step: list[Callable[[], None]] = []  # called after each step that was taken
         self._ran = False
         optimizer.register_step_post_hook(self._note)
 
     def _note(self, *_: Any) -> None:
-        """An engine may call the optimizer more than once for a step, or not at all."""
-        self._ran = True
+        """An engine may call the optimizer more than once for a step, or not at all.
+
+        Fused optimizers look for overflows themselves, and are called by the scaler also where they leave a step out.
+        """
+        overflow = getattr(self.optimizer, "found_inf", None)  # the scaler's, for the time of the call
+        self._ran = overflow is None or not overflow
 
     def reached(self, *_: Any) -> None:
         """A backward pass has made a gradient of one of the parameters."""
@@ -107,7 +111,7 @@ class OptimizerProxy(Optimizer):
             result = gradients.step(self.optimizer, closure)
         else:
             result = self._scaled_step(factor, closure)
-        self.skipped = not self._ran
+        self.left_out = 0 if self._ran else gradients.number
         self._steps += self._ran
         if self._ran and self.after_step:
             for follow in self.after_step:
@@ -136,6 +140,7 @@ class SchedulerProxy:
         self._gradients = gradients
         self._optimizers = optimizers
         self._turns = turns
+        self._seen = 0  # what `left_out` of its optimizer was at its last step
 
     def __getattr__(self, name: str) -> Any:
         if name == "scheduler":
@@ -145,11 +150,31 @@ class SchedulerProxy:
     def step(self, *arguments: Any, **keywords: Any) -> None:
         if self._gradients.holding or (self._gradients.micro is None and self._turns.again()):
             return
-        own = getattr(self.scheduler, "optimizer", None)  # the script's, or the prepared one
-        counts_steps = self._gradients.accumulating and not isinstance(self.scheduler, ReduceLROnPlateau)
-        if counts_steps and any(own in (proxy, proxy.optimizer) and proxy.skipped for proxy in self._optimizers):
+        if self._gradients.micro is not None and self._follows_one_left_out():
             return
         self.scheduler.step(*arguments, **keywords)
+
+    def _follows_one_left_out(self) -> bool:
+        """Whether it counts a step of its optimizer that was left out: the micro-batch's own or, where the scheduler
+        comes first in the loop's body, the one before."""
+        if isinstance(self.scheduler, ReduceLROnPlateau):  # counts values of a metric
+            return False
+        left_out, before = self._left_out(), self._seen
+        self._seen = left_out
+        return left_out != 0 and (left_out == self._gradients.number or left_out != before)
+
+    def _left_out(self) -> int:
+        own = getattr(self.scheduler, "optimizer", None)  # the script's, or the prepared one
+        return next((proxy.left_out for proxy in self._optimizers if own in (proxy, proxy.optimizer)), 0)
+
+    @property
+    def owes(self) -> bool:
+        """Whether its next step counts one of its optimizer's that was left out: a resumed run must know."""
+        return self._left_out() not in (0, self._seen)
+
+    @owes.setter
+    def owes(self, owes: bool) -> None:
+        self._seen = 0 if owes else self._left_out()
 
 
 def learning_rate_factor(scaling: LrScalingSettings, world_size: int) -> Callable[[int], float]:

@@ -51,6 +51,8 @@ class Saver:
             "epoch": session.epoch + ended,
             "loops": session.loops.state(session.epoch),
             "optimizer_steps": [proxy.steps for proxy in session.optimizers],
+            "left_out": [proxy.left_out != 0 for proxy in session.optimizers],
+            "owing": [proxy.owes for proxy in session.schedulers],
             "weights_reference": session.gradients.weights.next_reference,  # rounding depends on it
         }
         path = session.checkpoints.save(session.contents, rng_state(session.strategy.device), progress)
@@ -132,8 +134,7 @@ class Saver:
         where, progress = loaded
         session.step, session.epoch = progress["step"], progress["epoch"]
         self._resume_epoch(where, progress.get("loops"))
-        for proxy, steps in zip(session.optimizers, progress["optimizer_steps"], strict=True):
-            proxy.steps = steps
+        self._resume_steps(progress)
         session.gradients.weights.reference = progress.get("weights_reference", 1.0)
         if manager.monitor is not None and session.comm.rank == 0:
             manager.monitor.committed(where)
@@ -142,6 +143,17 @@ class Saver:
         if session.comm.rank == 0:
             log.info("resumed from %s: step %d, epoch %d", where, session.step, session.epoch)
         return session.step
+
+    def _resume_steps(self, progress: dict[str, Any]) -> None:
+        """How far optimizers are, and which of their schedulers have still to leave a step out."""
+        session = self._session
+        for proxy, steps in zip(session.optimizers, progress["optimizer_steps"], strict=True):
+            proxy.steps = steps
+        unknown = [False] * (len(session.optimizers) + len(session.schedulers))  # to versions that didn't keep them
+        for proxy, left_out in zip(session.optimizers, progress.get("left_out", unknown), strict=False):
+            proxy.left_out = -left_out  # a micro-batch that isn't any of this process
+        for scheduler, owes in zip(session.schedulers, progress.get("owing", unknown), strict=False):
+            scheduler.owes = owes
 
     def _resume_epoch(self, where: Path, loops: dict[str, Any] | None) -> None:
         """Go on inside the checkpoint's epoch, or after it."""

@@ -26,7 +26,7 @@ from .gradients import Gradients
 from .loops import Loops
 from .measure import Measure
 from .progress import Progress
-from .proxies import OptimizerProxy
+from .proxies import OptimizerProxy, SchedulerProxy
 from .stop import Stop
 
 
@@ -60,6 +60,7 @@ class Session:
     frozen: dict[str, nn.Parameter] = field(default_factory=dict)  # when prepared, where that is for good
     models: list[nn.Module] = field(default_factory=list)  # as given back, wrappers included
     optimizers: list[OptimizerProxy] = field(default_factory=list)
+    schedulers: list[SchedulerProxy] = field(default_factory=list)
     loaders: list[PreparedLoader] = field(default_factory=list)
     training_loaders: int = 0  # of them
     loops: Loops = field(default_factory=Loops)  # of the epoch in hand
