@@ -23,6 +23,7 @@ from torch.optim import Optimizer
 
 from ..comm import Comm
 from ..errors import CheckpointError
+from ..overlap import dense, writable
 from . import store, tensors
 from .best import Monitor
 from .registered import Registered, check_names, room
@@ -218,7 +219,8 @@ class Manager:
         state = torch.load(path / "state.pt", map_location="cpu", weights_only=False)  # written by a run of the user's
         saved = FileSystemReader(path).read_metadata().state_dict_metadata
         names = tensors.parameter_names(contents.models)
-        wanted, other = tensors.split(tensors.model_entries(contents.models))
+        here, other = tensors.split(tensors.model_entries(contents.models))
+        wanted = {key: dense(value) for key, value in here.items()}
         for index, optimizer in enumerate(contents.optimizers):
             wanted |= tensors.room_for_optimizer(index, optimizer, names, saved)
         frames = state.get("registered", {})
@@ -261,7 +263,8 @@ class Manager:
         values = {**loaded, **state["other"]}
         for index, model in enumerate(contents.models):
             prefix = f"model.{index}/"
-            model.load_state_dict({key[len(prefix) :]: v for key, v in values.items() if key.startswith(prefix)})
+            with writable(model):
+                model.load_state_dict({key[len(prefix) :]: v for key, v in values.items() if key.startswith(prefix)})
         for index, optimizer in enumerate(contents.optimizers):
             tensors.load_optimizer(index, optimizer, names, state["groups"][index], values)
         for name, thing in contents.stateful.items():

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, MutableMapping, MutableSequence, MutableSet
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from ..errors import CheckpointError
+from ..overlap import writable, write
 
 CONTAINERS = (MutableMapping, MutableSequence, MutableSet)
 
@@ -47,7 +49,8 @@ class Registered:
             _restore(self.thing, state)
             return
         try:
-            self.thing.load_state_dict(state)
+            with writable(self.thing) if isinstance(self.thing, nn.Module) else nullcontext():
+                self.thing.load_state_dict(state)
         except Exception as error:
             raise CheckpointError(
                 f"what is registered as {self.name!r} ({type(self.thing).__name__}) did not take the state that the "
@@ -148,7 +151,7 @@ def _renewed(old: Any, new: Any) -> Any:
         if old.shape != new.shape or old.dtype != new.dtype:
             return new.to(old.device)
         with torch.no_grad():
-            return old.copy_(new)
+            return old if write(old, new) else new.to(old.device)
     if isinstance(old, CONTAINERS) and type(old) is type(new):
         _restore(old, new)
         return old

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from ..comm import Comm
 from ..errors import UsageError
+from ..overlap import dense
 from ..strategies.base import parameters_of
 
 
@@ -86,7 +87,7 @@ def _outline(value: Any) -> Any:
 def _sent(comm: Comm, value: Any, outline: Any) -> Any:
     if not isinstance(outline, Like):
         return outline
-    tensor = value.detach() if isinstance(value, Tensor) else torch.empty(outline.shape, dtype=outline.dtype)
+    tensor = dense(value.detach()) if isinstance(value, Tensor) else torch.empty(outline.shape, dtype=outline.dtype)
     return comm.broadcast(tensor, 0)
 
 

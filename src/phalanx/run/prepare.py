@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, RandomSampler
 
 from ..data.loader import PreparedLoader, prepare_loader
 from ..errors import UsageError
+from ..overlap import overlaps
 from ..strategies.base import parameters_of
 from .batchnorm import synchronised
 from .carried import Carried, put, take
@@ -95,6 +96,7 @@ def _model(session: Session, model: nn.Module, moved: _Moved) -> nn.Module:
         raise UsageError(
             f"{type(model).__name__} has parameters on the meta device ({unready[0]}, …): build it with data"
         )
+    _check_memory(inner)
     model = synchronised(model, strategy)
     inner = strategy.unwrap(model)
     before = dict(inner.named_parameters(remove_duplicate=False))
@@ -110,6 +112,18 @@ def _model(session: Session, model: nn.Module, moved: _Moved) -> nn.Module:
     session.gradients.models.append(wrapped)
     session.contents.models.append(strategy.saved_model(wrapped))
     return wrapped
+
+
+def _check_memory(model: nn.Module) -> None:
+    """An optimizer updates each element by itself: also torch's own fail, at their first step."""
+    for name, parameter in model.named_parameters():
+        if overlaps(parameter):
+            raise UsageError(
+                f"the parameter {name} of {type(model).__name__} has elements that share memory (shape "
+                f"{tuple(parameter.shape)}, strides {parameter.stride()}, as expand() makes them), so "
+                "that no optimizer can update each of them: make it of a copy, "
+                "nn.Parameter(tensor.clone()), or expand it in forward"
+            )
 
 
 def _optimizer(session: Session, optimizer: Optimizer, moved: _Moved) -> OptimizerProxy:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..comm import WORDS, Comm
 from ..errors import UsageError
+from ..overlap import as_bytes
 
 
 def plain(tensor: Tensor, call: str, path: str = "") -> Tensor:
@@ -63,10 +64,6 @@ def _parts(comm: Comm, data: Tensor, sizes: list[int]) -> list[Tensor]:
     padded[: len(data) * width] = as_bytes(data)
     found = comm.all_gather(padded) if len(padded) else [padded] * comm.world_size
     return [part[: size * width].view(data.dtype).reshape(size, *rest) for part, size in zip(found, sizes, strict=True)]
-
-
-def as_bytes(tensor: Tensor) -> Tensor:
-    return tensor.contiguous().view(-1).view(torch.uint8)
 
 
 def _pickled(value: Any, call: str) -> Tensor:

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ..overlap import overlaps
 from .process_group import ProcessGroupStrategy, broadcast_state, broadcast_tensors
 
 # torch 2.13 renamed the argument.
@@ -32,7 +33,7 @@ _SENT = {
 def _can_be_sent(buffer: torch.Tensor) -> bool:
     """Whether DDP's own broadcast takes it, by every backend."""
     strided = buffer.layout == torch.strided and not buffer.is_quantized
-    return strided and buffer.dtype in _SENT and not (0 in buffer.stride() and buffer.numel() > 1)
+    return strided and buffer.dtype in _SENT and not overlaps(buffer)
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from torch.distributed.rendezvous import rendezvous
 from ..comm import WORDS, Comm
 from ..errors import PlanError, TopologyError, UsageError
 from ..gloo_end import let_gloo_finish_at_exit
+from ..overlap import as_bytes, once
 from ..topology import Topology
 from . import meeting
 from .base import Strategy
@@ -91,12 +92,11 @@ class GroupComm(Comm):
     def broadcast(self, tensor: Tensor, src: int) -> Tensor:
         if tensor.layout != torch.strided or tensor.is_quantized:
             return tensor.copy_(self.broadcast_object(tensor, src))
-        # What was expanded holds each element once, and is written so.
-        once = tensor[tuple(slice(1) if step == 0 else slice(None) for step in tensor.stride())]
-        there = self._home(once).resolve_conj().resolve_neg().contiguous()
-        dist.broadcast(there.view(-1).view(torch.uint8), src)  # backends know a few types only
-        if there is not once:
-            once.copy_(there)
+        part = once(tensor)
+        there = self._home(part).resolve_conj().resolve_neg().contiguous()
+        dist.broadcast(as_bytes(there), src)  # backends know a few types only
+        if there is not part:
+            part.copy_(there)
         return tensor
 
     def gather_objects(self, value: Any) -> list[Any]:
