@@ -17,7 +17,7 @@ from tests.dist.harness import RankFailed, run_ranks
 pytestmark = pytest.mark.slow
 
 TYPES = [torch.int16, torch.float8_e4m3fn, torch.bool, torch.complex64, torch.uint16, torch.float16]
-PLACES = [("single", 1), ("ddp", 2), ("fsdp", 2), ("horovod", 2), *((f"deepspeed-{n}", 2) for n in range(4))]
+PLACES = [("single", 1), ("ddp", 2), ("fsdp", 2), ("horovod", 2), *((f"deepspeed-{n}", 2) for n in (0, 1, 3))]
 
 
 class Sharing(nn.Module):
@@ -103,7 +103,7 @@ def expanded_parameter(frozen: bool) -> None:
         run.prepare(model, torch.optim.SGD(model.parameters(), 0.1))
 
 
-@pytest.mark.parametrize(("strategy", "ranks"), [pytest.param(*place, marks=needs(place[0])) for place in PLACES[:5]])
+@pytest.mark.parametrize(("strategy", "ranks"), [pytest.param(*place, marks=needs(place[0])) for place in PLACES[:3]])
 def test_a_parameter_whose_elements_share_memory_is_an_error(tmp_path: Path, strategy: str, ranks: int) -> None:
     for frozen in (False, True):
         with pytest.raises(RankFailed) as error:

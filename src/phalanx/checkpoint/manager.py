@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load
@@ -26,6 +26,7 @@ from ..errors import CheckpointError
 from ..overlap import dense, writable
 from . import store, tensors
 from .best import Monitor
+from .former import matched, renamed
 from .registered import Registered, check_names, room
 
 log = logging.getLogger("phalanx")
@@ -35,7 +36,7 @@ log = logging.getLogger("phalanx")
 class Contents:
     """What a checkpoint holds. `stateful` things have state_dict and load_state_dict."""
 
-    models: list[nn.Module] = field(default_factory=list)  # the user's own, without wrappers
+    models: list[Any] = field(default_factory=list)  # as `Strategy.saved_model` gives them
     optimizers: list[Optimizer] = field(default_factory=list)
     stateful: dict[str, Any] = field(default_factory=dict)  # schedulers, scaler, loaders by name
     registered: dict[str, Registered] = field(default_factory=dict)  # of the script's own
@@ -217,22 +218,28 @@ class Manager:
     ) -> dict[str, Any]:
         """Load one, strictly. `restore_rng` gets this rank's generators, or None under another world size."""
         state = torch.load(path / "state.pt", map_location="cpu", weights_only=False)  # written by a run of the user's
-        saved = FileSystemReader(path).read_metadata().state_dict_metadata
+        metadata = FileSystemReader(path).read_metadata().state_dict_metadata
         names = tensors.parameter_names(contents.models)
         here, other = tensors.split(tensors.model_entries(contents.models))
         wanted = {key: dense(value) for key, value in here.items()}
+        keys = renamed(metadata, state, {*here, *other}, names.values())
+        saved = {keys.get(key, key): value for key, value in metadata.items()}
         for index, optimizer in enumerate(contents.optimizers):
             wanted |= tensors.room_for_optimizer(index, optimizer, names, saved)
         frames = state.get("registered", {})
         check_names(frames, contents.registered)
         for name, frame in frames.items():
-            wanted |= room(frame, contents.registered[name].parts()[1], saved)
+            own = contents.registered[name].parts()[1]
+            own |= {key: own[now] for key, now in matched(saved, own).items()}
+            wanted |= room(frame, own, saved)
         same_world = state["progress"]["world_size"] == self.comm.world_size
         rng = tensors.room_for_rng(self.comm.rank, saved) if same_world else {}
         tensors.check_keys(wanted, saved)
         self._check_counts(state, contents, other)
+        before = {now: key for key, now in keys.items()}
         with _one_process_is_meant():
-            load({**wanted, **rng}, checkpoint_id=path, no_dist=not self.comm.active)
+            entries = {before.get(key, key): value for key, value in (wanted | rng).items()}
+            load(entries, checkpoint_id=path, no_dist=not self.comm.active)
         self._apply(state, contents, wanted, names)
         states = {key.rpartition("/")[2]: value for key, value in rng.items()}
         restore_rng(states or None, state["progress"]["step"])

@@ -24,7 +24,7 @@ from ..errors import CheckpointError, UsageError
 _EXTRA = "_extra_state"  # torch's name for it in a state_dict
 
 
-def parameter_names(models: list[nn.Module]) -> dict[int, str]:
+def parameter_names(models: list[Any]) -> dict[int, str]:
     """`<i>/<name>` of every parameter, by the parameter's identity; tied ones have their first name."""
     names: dict[int, str] = {}
     for index, model in enumerate(models):
@@ -33,7 +33,7 @@ def parameter_names(models: list[nn.Module]) -> dict[int, str]:
     return names
 
 
-def facts(model: nn.Module) -> dict[str, Any]:
+def facts(model: Any) -> dict[str, Any]:
     """For those who read its weights without it: names that mean a tensor of another name, and what is no tensor."""
     first: dict[int, str] = {}
     tied: dict[str, str] = {}
@@ -45,7 +45,7 @@ def facts(model: nn.Module) -> dict[str, Any]:
     return {"tied": tied, "other": [name for name in _extra(model) if name not in known]}
 
 
-def _extra(model: nn.Module) -> list[str]:
+def _extra(model: Any) -> list[str]:
     """Where modules have `get_extra_state`, whose values need not be tensors."""
     own = nn.Module.get_extra_state
     return [
@@ -61,7 +61,7 @@ def split(values: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]
     return tensors, {key: value for key, value in values.items() if key not in tensors}
 
 
-def model_entries(models: list[nn.Module]) -> dict[str, Any]:
+def model_entries(models: list[Any]) -> dict[str, Any]:
     return {f"model.{i}/{name}": value for i, model in enumerate(models) for name, value in model.state_dict().items()}
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..checkpoint.former import matched
 from ..errors import UsageError
 from .export import full_state
 from .register import register
@@ -132,12 +133,14 @@ class Average:
 
     @torch.no_grad()
     def load(self, state: dict[str, Any]) -> None:
-        lacking = sorted(set(self._parameters) ^ set(state["weights"]))
+        names = matched(state["weights"], self._parameters)
+        weights = {names.get(name, name): value for name, value in state["weights"].items()}
+        lacking = sorted(set(self._parameters) ^ set(weights))
         if lacking:
             raise ValueError(f"the averages of {', '.join(lacking[:3])} are on one side only")
         self._updates = state["updates"]
         for (name, parameter), part in zip(self._parameters.items(), self._shadow, strict=True):
-            part.copy_(self._strategy.own_part(parameter, state["weights"][name]))
+            part.copy_(self._strategy.own_part(parameter, weights[name]))
 
 
 class _Saved:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from itertools import chain
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
+
+from ..strategies.saved import SavedModel
 
 
-def full_state(model: nn.Module, keep: bool) -> dict[str, Any]:
-    """The `state_dict` of an unwrapped model, gathered from all ranks; empty unless `keep`. Collective.
+def full_state(model: SavedModel, keep: bool) -> dict[str, Any]:
+    """The `state_dict` of a model, gathered from all ranks; empty unless `keep`. Collective.
 
     One tensor is gathered at a time, so that the device needs room for a single whole one. Tied tensors stay tied.
     """

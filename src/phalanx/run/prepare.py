@@ -13,6 +13,7 @@ from ..data.loader import PreparedLoader, prepare_loader
 from ..errors import UsageError
 from ..overlap import overlaps
 from ..strategies.base import parameters_of
+from ..strategies.saved import named_parameters
 from .batchnorm import synchronised
 from .carried import Carried, put, take
 from .precision import DTYPES, AutocastForward
@@ -90,19 +91,19 @@ def _model(session: Session, model: nn.Module, moved: _Moved) -> nn.Module:
     strategy = session.strategy
     inner = strategy.unwrap(model)
     if any(strategy.unwrap(done) is inner for done in session.models):
-        raise UsageError(f"prepare() got the model {type(model).__name__!r} a second time")
-    unready = [name for name, parameter in model.named_parameters() if parameter.is_meta]
+        raise UsageError(f"prepare() got the model {type(inner).__name__!r} a second time")
+    unready = [name for name, parameter in named_parameters(inner) if parameter.is_meta]
     if unready:
         raise UsageError(
-            f"{type(model).__name__} has parameters on the meta device ({unready[0]}, …): build it with data"
+            f"{type(inner).__name__} has parameters on the meta device ({unready[0]}, …): build it with data"
         )
     _check_memory(inner)
     model = synchronised(model, strategy)
     inner = strategy.unwrap(model)
-    before = dict(inner.named_parameters(remove_duplicate=False))
+    before = dict(named_parameters(inner, remove_duplicate=False))
     session.measure.count(inner)
     wrapped = strategy.wrap(model)
-    after = dict(strategy.unwrap(wrapped).named_parameters(remove_duplicate=False))
+    after = dict(named_parameters(strategy.unwrap(wrapped), remove_duplicate=False))
     moved.update({id(old): (old, after[name]) for name, old in before.items()})
     if session.config.precision in DTYPES:
         AutocastForward(session.device_type, DTYPES[session.config.precision]).attach(wrapped)
@@ -116,7 +117,7 @@ def _model(session: Session, model: nn.Module, moved: _Moved) -> nn.Module:
 
 def _check_memory(model: nn.Module) -> None:
     """An optimizer updates each element by itself: also torch's own fail, at their first step."""
-    for name, parameter in model.named_parameters():
+    for name, parameter in named_parameters(model):
         if overlaps(parameter):
             raise UsageError(
                 f"the parameter {name} of {type(model).__name__} has elements that share memory (shape "

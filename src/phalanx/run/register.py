@@ -33,7 +33,7 @@ def _check_name(session: Session, name: Any) -> None:
 
 
 def _check_thing(session: Session, name: str, thing: Any) -> None:
-    models = [*session.models, *session.contents.models]
+    models = [*session.models, *map(session.strategy.unwrap, session.models)]
     if isinstance(thing, OptimizerProxy | SchedulerProxy) or any(thing is own for own in (*models, *session.loaders)):
         raise UsageError(f"register({name!r}): checkpoints hold all that run.prepare() has returned already")
     stateful = [hasattr(thing, word) for word in ("state_dict", "load_state_dict")]

@@ -15,6 +15,7 @@ from ..comm import Comm
 from ..config import JobConfig
 from ..errors import PlanError
 from ..topology import Topology
+from .saved import HELD_AS, SavedModel, is_compiled, named_parameters
 
 
 @dataclass
@@ -56,25 +57,24 @@ class Strategy:
 
     def inside(self, model: nn.Module) -> nn.Module | None:
         """What a wrapper holds; None for a module of the user's."""
-        compiled = type(model).__name__ == "OptimizedModule"  # torch._dynamo's; its import takes a second
-        return model._modules["_orig_mod"] if compiled else None
+        return model._modules[HELD_AS] if is_compiled(model) else None
 
     def optimized(self, parameter: nn.Parameter) -> nn.Parameter:
         """What an optimizer holds in place of a prepared module's parameter."""
         return parameter
 
     def held(self, model: nn.Module, remove_duplicate: bool = True) -> Iterator[tuple[str, nn.Parameter]]:
-        """The parameters of a prepared model as optimizers hold them, under the names of the user's module."""
-        for name, parameter in self.unwrap(model).named_parameters(remove_duplicate=remove_duplicate):
+        """The parameters of a prepared model as optimizers hold them, under the plain names of the user's module."""
+        for name, parameter in named_parameters(self.unwrap(model), remove_duplicate):
             yield name, self.optimized(parameter)
 
     def bind(self, model: nn.Module, optimizer: Optimizer, batch_size: int | None) -> nn.Module:
         """The model as it trains with that optimizer, both prepared; `batch_size` is a rank's, if it is known."""
         return model
 
-    def saved_model(self, model: nn.Module) -> Any:
+    def saved_model(self, model: nn.Module) -> SavedModel:
         """What has the state_dict and load_state_dict of the user's model, with whole tensors or DTensors."""
-        return self.unwrap(model)
+        return SavedModel(self, self.unwrap(model))
 
     def saved_optimizer(self, optimizer: Optimizer) -> Any:
         """The same for an optimizer: its state, param_groups and load_state_dict."""

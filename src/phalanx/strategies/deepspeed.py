@@ -21,6 +21,7 @@ from ..errors import PlanError, UsageError
 from ..registry import require
 from .base import parameters_of
 from .process_group import ProcessGroupStrategy, broadcast_state
+from .saved import SavedModel, is_compiled, named_parameters
 
 # ZeRO gives an optimizer flat pieces of many parameters. These work element by element, so that it makes no difference.
 _ELEMENTWISE = ("SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Adadelta", "ASGD", "Rprop")
@@ -93,8 +94,8 @@ class Deepspeed(ProcessGroupStrategy):
         config = engine_config(self.config, batch_size, self.comm.world_size)
         self._check_optimizer(optimizer, config)
         self._check_parameters(model, optimizer)
-        if self.config.deepspeed.zero_stage == 3 and self.unwrap(model) is not model:
-            raise UsageError("ZeRO stage 3 can't shard a model that torch.compile has taken: use stage 1 or 2 with it")
+        if self.config.deepspeed.zero_stage == 3:
+            _check_not_compiled(model)
         config["zero_allow_untested_optimizer"] = True  # looked at above
         config.setdefault("zero_force_ds_cpu_optimizer", False)  # the script's optimizer it is, also with offload
         config.setdefault("steps_per_print", 2**31)
@@ -138,7 +139,7 @@ class Deepspeed(ProcessGroupStrategy):
             )
 
     def _check_parameters(self, model: nn.Module, optimizer: Optimizer) -> None:
-        own = {id(p): name for name, p in model.named_parameters()}
+        own = {id(p): name for name, p in named_parameters(self.unwrap(model))}
         held = {id(p) for p in parameters_of(optimizer)}
         if not held <= set(own):
             raise UsageError(
@@ -171,7 +172,7 @@ class Deepspeed(ProcessGroupStrategy):
             raise UsageError("ZeRO has no sparse gradients: build the embedding with sparse=False")
 
     def _check_shapes(self, model: nn.Module) -> None:
-        flat = [name for name, p in model.named_parameters() if p.dim() == 0]
+        flat = [name for name, p in named_parameters(self.unwrap(model)) if p.dim() == 0]
         if flat and self.config.deepspeed.zero_stage == 3:
             raise UsageError(
                 f"ZeRO stage 3 can't shard {flat[0]}, a parameter of no dimension: give it one "
@@ -197,12 +198,13 @@ class Deepspeed(ProcessGroupStrategy):
         """Whether this is the engine, the module in it, or what torch.compile made of one of them."""
         return self._engine is not None and self.unwrap(model) is self.unwrap(self._engine)
 
-    def saved_model(self, model: nn.Module) -> Any:
+    def saved_model(self, model: nn.Module) -> SavedModel:
         if not self._is_own(model) or self._plain:
-            return self.unwrap(model)
+            return super().saved_model(model)
         from .zero_state import ZeroModel  # imports deepspeed
 
-        return ZeroModel(self.unwrap(model))
+        inner = self.unwrap(model)
+        return SavedModel(self, inner, ZeroModel(inner))
 
     def saved_optimizer(self, optimizer: Optimizer) -> Any:
         if self._plain:
@@ -361,6 +363,16 @@ def with_groups(optimizer: Optimizer, places: list[int]) -> Optimizer:
     vars(twin).update({key: value for key, value in vars(optimizer).items() if key != "step"})  # schedulers' own
     twin.param_groups = [optimizer.param_groups[at] for at in places]
     return twin
+
+
+def _check_not_compiled(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        if is_compiled(module):
+            raise UsageError(
+                f"ZeRO stage 3 can't shard a {'model' if not name else 'module'} that torch.compile has "
+                f"taken{name and f' ({name})'}: use stage 1 or 2 with it, or compile it in its place, "
+                "module.compile()"
+            )
 
 
 def _nothing() -> None:

@@ -126,9 +126,6 @@ class Fsdp(ProcessGroupStrategy):
     def gather_done(self, model: nn.Module) -> None:
         self._shard(self.unwrap(model))
 
-    def saved_model(self, model: nn.Module) -> Any:
-        return SavedModel(self, self.unwrap(model))
-
     def _shard(self, inner: nn.Module) -> None:
         """A forward that no backward pass has followed leaves gathered parameters in the module, without gradients and
         soon out of date."""
@@ -182,20 +179,6 @@ class Fsdp(ProcessGroupStrategy):
         self.comm.all_reduce(norm, op)
         torch._foreach_mul_(parts, float((max_norm / (norm + 1e-6)).clamp(max=1.0)))
         return norm
-
-
-class SavedModel:
-    """A sharded model, with the parameters that its optimizer holds."""
-
-    def __init__(self, strategy: Fsdp, inner: nn.Module) -> None:
-        self._strategy = strategy
-        self._inner = inner
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
-    def named_parameters(self, remove_duplicate: bool = True) -> Iterator[tuple[str, nn.Parameter]]:
-        return self._strategy.held(self._inner, remove_duplicate)
 
 
 def _clear(parameters: list[nn.Parameter], set_to_none: bool = True) -> None:

@@ -26,6 +26,7 @@ from ..registry import require
 from ..rendezvous import own_host
 from .base import parameters_of
 from .process_group import ProcessGroupStrategy, broadcast_state
+from .saved import named_parameters
 
 
 class Horovod(ProcessGroupStrategy):
@@ -104,7 +105,7 @@ class Horovod(ProcessGroupStrategy):
         if self.topology.world_size > 1:
             broadcast_state(model, self.comm)  # also buffers that state_dict leaves out
             if not self.config.horovod.use_adasum:
-                self._reducer.watch(model)
+                self._reducer.watch(self.unwrap(model))
         return model
 
     def no_sync(self, model: nn.Module) -> AbstractContextManager[Any]:
@@ -153,8 +154,8 @@ class Reducer:
 
     def watch(self, model: nn.Module) -> None:
         """From now on, average the gradients of this model."""
-        number = len(self._models)
-        names = {p: f"model{number}.{name}" for name, p in model.named_parameters() if p.requires_grad}
+        number, parameters = len(self._models), named_parameters(model)
+        names = {p: f"model{number}.{name}" for name, p in parameters if p.requires_grad}
         self._models.append(names)
         for parameter in names:
             self._place[parameter] = number

@@ -84,9 +84,6 @@ class ZeroModel:
     def __init__(self, model: nn.Module) -> None:
         self._model = model
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._model, name)
-
     def state_dict(self) -> dict[str, Any]:
         parameters = dict(self._model.named_parameters(remove_duplicate=False))
         return {
