@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ..rundir import log_path
-from .deaths import Death, Stop, agents, deaths, stop
+from .deaths import Death, agents, deaths
+from .stops import Stop, stop
 
 # A rank doesn't die of these because another rank failed; of an abort or a broken connection it may.
 _OWN_DEATHS = tuple(
@@ -157,8 +158,8 @@ def _stop(stderr: str, launcher: str | None) -> Stop | None:
 
 
 def _is_effect(written: Culprit, ended: Stop) -> bool:
-    """Whether a rank failed because the launch was ended: later, or for want of a node that is gone."""
-    if ended.node and _BROKEN.search(written.what):
+    """Whether a rank failed because the launch was ended: later, or for want of ranks that are gone or never were."""
+    if (ended.node or not ended.launched) and _BROKEN.search(written.what):
         return True
     return ended.time is not None and written.time is not None and written.time >= ended.time
 
