@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import time
@@ -17,6 +18,7 @@ _TORCHRUN_RANK = re.compile(
     r"exitcode +: (?P<code>-?\d+) \(pid: (?P<pid>\d+)\)"
 )
 _TORCHRUN_ENDS = re.compile(r"Sending process (\d+) closing signal")
+_NO_WARNINGS = ("ERROR", "CRITICAL", "FATAL")  # values of LOGLEVEL under which it doesn't say that
 _TASK = re.compile(r"srun: error: (?P<hosts>\S+): tasks? (?P<tasks>[\d,-]+): (?P<end>[^\n]+)")
 _OOM_KILLS = re.compile(r"slurmstepd\S*: error: Detected \d+ oom[_-]kill event", re.IGNORECASE)
 _EXITED = re.compile(r"Exited with exit code (\d+)")
@@ -140,11 +142,13 @@ def _by_torchrun(text: str) -> list[Death]:
 
 
 def _of_report(hits: list[re.Match[str]], position: int, ended: set[str]) -> Iterator[Death]:
-    """The root cause is none of those that the agent ended; others aren't if it said whom it did."""
+    """The root cause is none of those that the agent ended, and neither are others of which it doesn't say so: it may
+    call a rank the root cause that had lost its connection to one that ended in the same tenth of a second."""
+    says = bool(ended) or os.environ.get("LOGLEVEL", "").upper() not in _NO_WARNINGS
     for place, hit in enumerate(hits):
-        own = place == 0 or bool(ended and hit["pid"] not in ended)
-        code = int(hit["code"])
-        yield Death(int(hit["rank"]), hit["host"], code, position, outside=own and code == -signal.SIGTERM)
+        own, code = place == 0 or (says and hit["pid"] not in ended), int(hit["code"])
+        outside = own and code == -signal.SIGTERM
+        yield Death(int(hit["rank"]), hit["host"], code, position, late=hit["pid"] in ended, outside=outside)
 
 
 def _first(rank: int | None, host: str | None, code: int, position: int) -> Death:
