@@ -366,6 +366,54 @@ def test_the_python_of_the_command_is_the_one_of_the_job_after_modules_and_the_u
     assert [variables["PYTHON_IS"] for _, variables in seen] == [str(tmp_path / "mine")] * 2
 
 
+USUAL = ("/etc/profile.d/modules.sh", "/etc/profile.d/lmod.sh", "/etc/profile.d/z00_lmod.sh",
+         "/etc/profile.d/z00-lmod.sh", "/usr/share/lmod/lmod/init/bash", "/usr/share/modules/init/bash")  # fmt: skip
+needs_no_modules = pytest.mark.skipif(
+    any(map(os.path.exists, USUAL)), reason="this machine has a module system, which would be found"
+)
+
+
+@pytest.mark.parametrize("where", ["MODULESHOME", "LMOD_PKG", "before", "the shell"])
+def test_modules_are_loaded_once_wherever_module_comes_from(batch_node, tmp_path, where):
+    """A batch shell reads no profile, so on many sites nothing has defined `module` there."""
+    log = tmp_path / "loaded"
+    text = f'module() {{ echo "$*" >>{log}; export TOOL=here; }}\n'
+    program_at(tmp_path / "opt" / "init" / "bash", text)
+    program_at(tmp_path / "setup", text + "export -f module\n")
+    before = f"source {tmp_path}/opt/init/bash; " if where == "before" else ""
+    around = {"MODULESHOME": "", "LMOD_PKG": ""}
+    if where in around:
+        around[where] = str(tmp_path / "opt")
+    if where == "the shell":
+        around["BASH_ENV"] = str(tmp_path / "setup")
+    words = ("nproc=1", "launcher=srun", "modules={purge: true, load: [GCC, CUDA]}")
+    if where == "before" and any(map(os.path.exists, USUAL)):
+        pytest.skip("this machine has a module system, which would be found")
+    done, seen = batch_node(*words, f"before={before}export LINE=ran:$TOOL", around=around)
+    assert done.returncode == 0, done.stderr
+    assert log.read_text() == "purge\nload GCC CUDA\n"
+    for _, variables in seen:
+        assert variables["TOOL"] == "here"
+        assert variables["LINE"] == ("ran:" if where == "before" else "ran:here")
+    if where == "before":
+        return
+    done, seen = batch_node(*words, around=around)  # without lines of the user's
+    assert done.returncode == 0, done.stderr
+    assert log.read_text() == "purge\nload GCC CUDA\n" * 2
+
+
+@needs_no_modules
+@pytest.mark.parametrize("before", [(), ("before=export LINE=ran",)])
+def test_a_job_whose_modules_nothing_can_load_ends_and_says_what_to_set(batch_node, tmp_path, before):
+    around = {"MODULESHOME": "", "LMOD_PKG": ""}
+    done, seen = batch_node("nproc=1", "launcher=srun", "modules.load=GCC", *before, around=around)
+    assert (done.returncode, seen) == (2, [])
+    assert "error: modules are set" in done.stderr
+    assert "shebang" in done.stderr
+    assert "before" in done.stderr
+    assert (tmp_path / "run" / "jobs" / "70001.exit").read_text().strip() == "2"
+
+
 def test_a_python_without_phalanx_ends_the_job_and_is_named(batch_node, tmp_path):
     program_at(tmp_path / "bin" / "python", PYTHON)
     done, seen = batch_node("nproc=1", "launcher=srun", "training_cmd=python train.py", around={"NO_PHALANX": "1"})
