@@ -300,6 +300,7 @@ def test_a_step_that_slurm_could_not_start_blames_no_rank(
         ("Unable to create step for job 23: Invalid generic resource (gres) specification", "gpus_per_node"),
         ("Unable to create step for job 23: More processors requested than permitted", "cpus_per_task"),
         ("Unable to create step for job 23: Requested node configuration is not available", "nodes"),
+        ("Application launch failed: Unable to satisfy cpu bind request", "cpu_bind"),
         ("Only allocated 2 nodes asked for 3", "set nodes"),
         ("Unable to confirm allocation for job 23: Invalid job id specified", "start anew"),
         ("Unable to allocate resources: Invalid account or account/partition combination specified", "account"),

@@ -41,6 +41,7 @@ _REMEDIES: tuple[tuple[str, str], ...] = (
         "make it a program that every node may run, or set python to another",
     ),
     ("No such file|found", "every node must have it: set venv, conda, python or modules, or mend the command"),
+    ("cpu bind", "set cpu_bind=none, or start it outside of the step that holds the CPUs"),
     ("layout tasks|processors|cpu", "set ntasks_per_node and cpus_per_task to what each node of the job has"),
     ("gres|generic resource|gpu", "set gpus_per_node, gres or srun_args to what the job was given"),
     ("memory", "set mem, or srun_args, to what the job was given"),
