@@ -30,6 +30,7 @@ from ..local import with_source, without_other_launches
 from ..source import save_snapshot, save_source, tracked
 from . import client, identity, in_use
 from .output import before_submission, expand_pattern, unknown_patterns
+from .unused import unused
 
 _DRY_TIME, _DRY_SECONDS = "00:15:00", 900
 _RUNS_ON, _ARRAYS = "slurm-%j.out", "slurm-%A_%a.out"
@@ -198,7 +199,7 @@ def _check_snapshot(plan: LaunchPlan) -> None:
 def warnings(job: Job, chain: int = 1) -> list[str]:
     """What may be meant, but often isn't."""
     config = job.loaded.config
-    found = []
+    found = unused(job.loaded, job.plan)
     if chain > 1 and config.checkpoint.every_steps is None:
         found.append(
             f"--chain {chain} without checkpoint.every_steps: each job begins anew, unless the script saves by itself "
