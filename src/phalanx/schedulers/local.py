@@ -19,6 +19,7 @@ from ..config import RESERVED, Loaded, save_run_config
 from ..containers import probe
 from ..errors import MissingExtraError, PhalanxError, PlanError
 from ..plan import LaunchPlan
+from ..program import interpreter_of
 from ..registry import LAUNCHERS, load
 from ..rundir import DRY_CHECKPOINTS, discard, find_run_dir, mark_dry, new_run_dir, shared, write_atomic
 from ..uses_api import check_dry_run
@@ -220,8 +221,8 @@ def _check_python(plan: LaunchPlan) -> None:
             raise PlanError(f"there is no python at {plan.python}: set venv to a virtual environment's folder")
         if "/" not in plan.python and engines.folder_of(plan.python, "phalanx") == "":
             raise PlanError(
-                f"training_cmd starts {plan.python}, and {shutil.which(plan.python)} has no phalanx, which the ranks "
-                f"need: set python={sys.executable}, or give the script alone (training_cmd: train.py)"
+                f"{interpreter_of(plan.config.training_cmd, plan.python)}, and {shutil.which(plan.python)} has no "
+                f"phalanx, which the ranks need: set python={sys.executable}, or give the script alone (training_cmd: train.py)"
             )
     elif plan.launcher == "torchrun" and find_spec("torch") is None:
         raise MissingExtraError("launcher torchrun needs torch, not installed here: pip install 'phalanx[torch]'")

@@ -22,7 +22,7 @@ from ...errors import PlanError
 from ...facts import Facts
 from ...plan import LaunchPlan
 from ...planner import make_plan
-from ...program import Program
+from ...program import Program, interpreter_of
 from ...rundir import discard, find_run_dir, make_folder, mark_dry, new_run_dir, shared, write_atomic
 from ...shell import Word, evaluate
 from ...uses_api import check_dry_run
@@ -177,7 +177,7 @@ def _check_python(plan: LaunchPlan) -> None:
         found = shutil.which(plan.python)
         if found is None or engines.folder_of(found, "phalanx") == "":
             raise PlanError(
-                f"training_cmd starts {plan.python}, and {found or 'there is none on PATH'}"
+                f"{interpreter_of(config.training_cmd, plan.python)}, and {found or 'there is none on PATH'}"
                 f"{' has no phalanx' if found else ''}, which the ranks need: set python={sys.executable}, or "
                 "venv or conda, to an environment that has it, or give the script alone (training_cmd: train.py)"
             )
