@@ -222,7 +222,8 @@ def _check_python(plan: LaunchPlan) -> None:
         if "/" not in plan.python and engines.folder_of(plan.python, "phalanx") == "":
             raise PlanError(
                 f"{interpreter_of(plan.config.training_cmd, plan.python)}, and {shutil.which(plan.python)} has no "
-                f"phalanx, which the ranks need: set python={sys.executable}, or give the script alone (training_cmd: train.py)"
+                f"phalanx, which the ranks need: set python={sys.executable}, or give the script alone "
+                "(training_cmd: train.py)"
             )
     elif plan.launcher == "torchrun" and find_spec("torch") is None:
         raise MissingExtraError("launcher torchrun needs torch, not installed here: pip install 'phalanx[torch]'")
