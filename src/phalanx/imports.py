@@ -19,8 +19,8 @@ class Source:
 
 
 def walk(script: Path, folders: Sequence[Path], imports: Callable[[ast.Module], Iterable[str]]) -> Iterator[Source]:
-    """The script and those modules below `folders` that it imports, itself or by others, each once. `imports` says
-    which names of a module count."""
+    """The script and those modules below `folders` that it imports, itself or by others, each once.
+    `imports` says which names of a module count."""
     seen: set[Path] = set()
     waiting = [script]
     while waiting:
@@ -39,8 +39,8 @@ def walk(script: Path, folders: Sequence[Path], imports: Callable[[ast.Module], 
 
 
 def imported(nodes: Iterable[ast.AST], members: bool = False) -> Iterator[str]:
-    """Dotted names that are imported by `nodes`; relative ones begin with their dots. With `members`, `from a import b`
-    means a module `a.b` too, which it may."""
+    """Dotted names that are imported by `nodes`; relative ones begin with their dots. With
+    `members`, `from a import b` means a module `a.b` too, which it may."""
     for node in nodes:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)

@@ -81,7 +81,8 @@ class Resources:
         return gres_gpus(config.gres) if config.gres is not None else None
 
     def _check_requests(self) -> None:
-        """Refuse requests that say different numbers: Slurm would get one of them, and the plan be made by another."""
+        """Refuse requests that say different numbers: Slurm would get one of them, and the plan be
+        made by another."""
         config, nodes = self.config, self.config.nodes
         asked = {
             "gpus_per_node": None if config.gpus_per_node is None else config.gpus_per_node * nodes,

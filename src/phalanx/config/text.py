@@ -65,8 +65,9 @@ _LIKE_A_NUMBER = re.compile(r"[+-]?\.?[0-9][\w.:+-]*", re.ASCII)
 
 
 def unquoted(text: str) -> str | None:
-    """What quotes on a command line keep text, without them: a number, a bool or null, and whatever begins as a number
-    does, so that quotes around an id mean the same whether it would be one or not. None for all else."""
+    """What quotes on a command line keep text, without them: a number, a bool or null, and whatever
+    begins as a number does, so that quotes around an id mean the same whether it would be one or
+    not. None for all else."""
     inner = text[1:-1]
     if text[:1] not in ("'", '"') or text != f"{text[0]}{inner}{text[0]}":
         return None

@@ -1,4 +1,5 @@
-"""What launchers print when a launch ends badly: which ranks died how. See `stops` for what else may end it."""
+"""What launchers print when a launch ends badly: which ranks died how. `stops` has what else may
+end it."""
 
 from __future__ import annotations
 
@@ -142,8 +143,9 @@ def _by_torchrun(text: str) -> list[Death]:
 
 
 def _of_report(hits: list[re.Match[str]], position: int, ended: set[str]) -> Iterator[Death]:
-    """The root cause is none of those that the agent ended, and neither are others of which it doesn't say so: it may
-    call a rank the root cause that had lost its connection to one that ended in the same tenth of a second."""
+    """The root cause is none of those that the agent ended, and neither are others of which it
+    doesn't say so: it may call a rank the root cause that had lost its connection to one that ended
+    in the same tenth of a second."""
     says = bool(ended) or os.environ.get("LOGLEVEL", "").upper() not in _NO_WARNINGS
     for place, hit in enumerate(hits):
         own, code = place == 0 or (says and hit["pid"] not in ended), int(hit["code"])

@@ -1,4 +1,5 @@
-"""What ended a launch other than a rank's failure: a step that could not start, a lost node, Slurm or a user."""
+"""What ended a launch other than a rank's failure: a step that didn't start, a lost node, Slurm,
+a user."""
 
 from __future__ import annotations
 
@@ -27,8 +28,9 @@ _REASONS = {
 
 @dataclass(frozen=True)
 class Stop:
-    """Something that is no rank's failure ended the launch: at `time` (Unix, whole seconds) if that is known.
-    `launched` False: not all of its tasks began. `passing`: the same job may well go on when it is started again."""
+    """Something that is no rank's failure ended the launch: at `time` (Unix, whole seconds) if that
+    is known. `launched` False: not all of its tasks began. `passing`: the same job may well go on
+    when it is started again."""
 
     what: str
     position: int
@@ -39,9 +41,11 @@ class Stop:
 
 
 def stop(text: str, before: list[Death]) -> Stop | None:
-    """Who or what else ended the launch: the first such sign in the text, told by the most telling one.
+    """Who or what else ended the launch: the first such sign in the text, told by the most telling
+    one.
 
-    `before` are the deaths: Slurm cancels a step also because one of its tasks failed, and says no more then.
+    `before` are the deaths: Slurm cancels a step also because one of its tasks failed, and says no
+    more then.
     """
     tasks = list(by_srun(text))
     first = min((death.position for death in (*before, *tasks)), default=len(text))

@@ -31,7 +31,8 @@ _NO_COMMAND = re.compile(  # in the shell that evaluates a task's words there
 _NO_COMMAND_CODE = re.compile(r"\bexit code:? +12[67]\b", re.IGNORECASE)
 _NUMBERS = {os.strerror(number): number for number in errno.errorcode}  # slurmstepd's exit code for each
 
-# What would help, by the reason: the first that fits. All are about what was asked for: the same job would fail again.
+# What would help, by the reason: the first that fits. All are about what was asked for, so that the
+# same job would fail again.
 _REMEDIES: tuple[tuple[str, str], ...] = (
     ("MPI type|plugin", "set mpi to one that srun --mpi=list names"),
     ("option|argument|--", "correct srun_args or cpu_bind"),
@@ -54,7 +55,8 @@ _OF_THE_SITE = "tell those who run the cluster, and start it again"
 
 @dataclass(frozen=True)
 class Unlaunched:
-    """`words`: what failed, on which node, for which reason, and what to change. `passing`: see `stops.Stop`."""
+    """`words`: what failed, on which node, for which reason, and what to change. `passing`: see
+    `stops.Stop`."""
 
     words: str
     position: int
@@ -63,10 +65,8 @@ class Unlaunched:
 
 
 def unlaunched(text: str, tasks: list[Death]) -> Unlaunched | None:
-    """The first failure to start tasks, the most telling words of it first; `tasks` are the ends that srun told.
-
-    One before ranks began was that of an earlier step, which the user's own lines went on after.
-    """
+    """The first failure to start tasks, in the most telling words; `tasks` are the ends that srun
+    told. One before ranks began was an earlier step's, after which the user's own lines went on."""
     began = max((found.end() for found in _BEGAN.finditer(text)), default=0)
     found = [*_programs(text, tasks, began), *_refused(text, began)]
     if not found:

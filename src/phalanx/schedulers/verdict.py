@@ -155,7 +155,8 @@ def _stop(stderr: str, launcher: str | None) -> Stop | None:
 
 
 def _is_effect(written: Culprit, ended: Stop) -> bool:
-    """Whether a rank failed because the launch was ended: later, or for want of ranks that are gone or never were."""
+    """Whether a rank failed because the launch was ended: later, or for want of ranks that are gone
+    or never were."""
     if (ended.node or not ended.launched) and _BROKEN.search(written.what):
         return True
     return ended.time is not None and written.time is not None and written.time >= ended.time
@@ -170,8 +171,8 @@ def _silent(run_dir: Path, since: float, world_size: int | None) -> int | None:
 
 
 def _named(chosen: Culprit, silent: int, died: list[Death], written: Culprit | None, returncode: int) -> Culprit:
-    """Blame the `silent` rank where the launcher names none: MPICH doesn't for one that exits, nor does DeepSpeed's,
-    whose code may be that of a rank which lost its connection."""
+    """Blame the `silent` rank where the launcher names none: MPICH doesn't for one that exits, nor
+    does DeepSpeed's, whose code may be that of a rank which lost its connection."""
     if written is None or not _BROKEN.search(written.what):
         return chosen
     unnamed = bool(died) and chosen.rank is None
