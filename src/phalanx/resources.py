@@ -71,7 +71,6 @@ class Resources:
         if config.gpus_per_node == 0 and any(others.values()):
             name = next(name for name, asked in others.items() if asked)
             raise PlanError(f"gpus_per_node=0 but {name} asks for GPUs: unset one of them")
-        self._check_requests()
         if config.gpus_per_node is not None:
             return config.gpus_per_node
         if config.gpus_per_task is not None:
@@ -80,9 +79,9 @@ class Resources:
             return _count(config.sbatch.gpus) // config.nodes or 1
         return gres_gpus(config.gres) if config.gres is not None else None
 
-    def _check_requests(self) -> None:
-        """Refuse requests that say different numbers: Slurm would get one of them, and the plan be
-        made by another."""
+    def check_requests(self) -> None:
+        """Refuse requests of a job that say different numbers: Slurm would get one of them, and the
+        plan be made by another."""
         config, nodes = self.config, self.config.nodes
         asked = {
             "gpus_per_node": None if config.gpus_per_node is None else config.gpus_per_node * nodes,
@@ -93,7 +92,7 @@ class Resources:
         if self.uneven or config.nproc_per_node is not None:
             del asked["gpus_per_task"]  # tasks are counted otherwise
         totals = {name: count for name, count in asked.items() if count}
-        if not self.local and len(set(totals.values())) > 1:
+        if len(set(totals.values())) > 1:
             said = ", ".join(f"{name} asks for {count}" for name, count in totals.items())
             raise PlanError(f"on nodes={nodes}, {said} GPUs in all: keep one of them (null unsets a setting)")
 
