@@ -15,6 +15,8 @@ from .shell import Sh, Word
 from .shellwords import ShellWord, split
 
 _MPI = ("mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prun")
+BY_PYTHON = ("torchrun", "accelerate", "horovodrun", "deepspeed")
+"""Launchers that are Python programs, and start ranks by the interpreter that they have."""
 _NAMES = ("torchrun", "srun", "horovodrun", "deepspeed", *_MPI)
 _OLD = "torch.distributed.launch"
 _MODULES = {

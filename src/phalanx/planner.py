@@ -47,6 +47,8 @@ def make_plan(
     runtime = _runtime(config)
     local = _is_local(config) and not for_slurm and allocation is None
     resources = Resources(config, facts, local)
+    if for_slurm:
+        resources.check_requests()
     if program.refusal and resources.world_size > 1 and not (config.exec_command or config.exec_file):
         raise PlanError(program.refusal)
     chooser = _Chooser(config, facts, resources)

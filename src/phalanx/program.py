@@ -64,6 +64,15 @@ def from_training_cmd(text: str) -> Program:
     return replace(found, environment=literal) if found else as_command(text, launch_words.hidden_in(text))
 
 
+def interpreter_of(training_cmd: str | None, python: str) -> str:
+    """What means the `python` on PATH, in the words that the user wrote."""
+    names = (PurePath(word.bare).name for word in split(training_cmd or "") or [])
+    name = next((name for name in names if name == python or name in launch_words.BY_PYTHON), None)
+    if name is None:
+        return f"the ranks' interpreter is {python}"
+    return f"training_cmd starts {name}{'' if name == python else f', whose ranks run by the {python} on PATH'}"
+
+
 def as_command(text: str, refusal: str | None = None) -> Program:
     """The text as it is, once a rank."""
     return Program(None, ("bash", "-eo", "pipefail", "-c", text.strip()), refusal=refusal)

@@ -21,7 +21,8 @@ from typing import Any
 from .hostlist import expand_hostlist
 from .rundir import write_atomic
 from .schedulers import verdict
-from .schedulers.deaths import Stop, of_job, since
+from .schedulers.deaths import of_job, since
+from .schedulers.stops import Stop
 
 KEPT = 64 * 1024  # bytes of the job's output that are looked at
 _PATIENCE = 3.0  # seconds for scontrol
@@ -68,8 +69,8 @@ def attempt(run_dir: Path, status: int, environ: Mapping[str, str]) -> verdict.A
 
 def _note_stop(stopped: Stop | None, path: Path) -> None:
     """For the next job of a chain: what Slurm or the user stopped, or a lost node, may go on; a
-    failure may not."""
-    if stopped is not None:
+    failure, or a launch that can't work, may not."""
+    if stopped is not None and stopped.passing:
         with suppress(OSError):
             write_atomic(path, stopped.what + "\n")
 

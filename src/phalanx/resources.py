@@ -63,17 +63,38 @@ class Resources:
     def _asked_gpus(self) -> int | None:
         """GPUs per node that the settings ask for, in whichever of Slurm's ways."""
         config = self.config
-        other = (config.gres is not None and gres_gpus(config.gres)) or config.sbatch.gpus
-        if config.gpus_per_node == 0 and other:
-            raise PlanError(f"gpus_per_node=0 but {'gres' if config.gres else 'gpus'} asks for GPUs: unset one of them")
+        others = {
+            "gres": config.gres and gres_gpus(config.gres),
+            "gpus": config.sbatch.gpus,
+            "gpus_per_task": config.gpus_per_task,
+        }
+        if config.gpus_per_node == 0 and any(others.values()):
+            name = next(name for name, asked in others.items() if asked)
+            raise PlanError(f"gpus_per_node=0 but {name} asks for GPUs: unset one of them")
         if config.gpus_per_node is not None:
             return config.gpus_per_node
         if config.gpus_per_task is not None:
             return config.gpus_per_task * self.tasks
         if config.sbatch.gpus is not None:  # of all nodes together
-            kinds = ",".join(f"gpu:{kind}" for kind in config.sbatch.gpus.split(","))
-            return gres_gpus(kinds) // config.nodes or 1
+            return _count(config.sbatch.gpus) // config.nodes or 1
         return gres_gpus(config.gres) if config.gres is not None else None
+
+    def check_requests(self) -> None:
+        """Refuse requests of a job that say different numbers: Slurm would get one of them, and the
+        plan be made by another."""
+        config, nodes = self.config, self.config.nodes
+        asked = {
+            "gpus_per_node": None if config.gpus_per_node is None else config.gpus_per_node * nodes,
+            "gres": gres_gpus(config.gres) * nodes if config.gres else None,
+            "gpus": _count(config.sbatch.gpus) if config.sbatch.gpus is not None else None,
+            "gpus_per_task": config.gpus_per_task and config.gpus_per_task * self.tasks * nodes,
+        }
+        if self.uneven or config.nproc_per_node is not None:
+            del asked["gpus_per_task"]  # tasks are counted otherwise
+        totals = {name: count for name, count in asked.items() if count}
+        if len(set(totals.values())) > 1:
+            said = ", ".join(f"{name} asks for {count}" for name, count in totals.items())
+            raise PlanError(f"on nodes={nodes}, {said} GPUs in all: keep one of them (null unsets a setting)")
 
     @property
     def gpus(self) -> int | None:
@@ -137,6 +158,11 @@ class Resources:
                 f"{self.ranks} ranks per node need a GPU each, and a node has {self.gpus}: "
                 f"use --nproc {self.gpus} or --device cpu"
             )
+
+
+def _count(gpus: str) -> int:
+    """GPUs of `--gpus`, such as `4` or `a100:2,h100:2`."""
+    return gres_gpus(",".join(f"gpu:{kind}" for kind in gpus.split(",")))
 
 
 def gres_gpus(gres: str) -> int:

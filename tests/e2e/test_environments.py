@@ -164,7 +164,7 @@ def test_the_job_makes_the_environment_and_notes_its_modules(tmp_path):
     assert record["build"]["HOROVOD_CUDA_HOME"] == "/cuda"
     assert environment_warnings(venv, ModulesSettings(purge="true", load="GCC/12.3"), os.environ) == []
     assert len(environment_warnings(venv, ModulesSettings(purge="true", load="GCC/13.1"), os.environ)) == 1
-    again = subprocess.run(["bash", script], capture_output=True, text=True)
+    again = subprocess.run(["bash", script], env={**os.environ, **MODULE}, capture_output=True, text=True)
     assert again.returncode == 2
     assert "is there already" in again.stderr
     assert (venv / RECORD).exists()

@@ -21,11 +21,26 @@ note() { [ -z "$run_dir" ] || echo "$1" >"$run_dir/jobs/$SLURM_JOB_ID.exit"; }
 trap 'note "$?"' EXIT
 
 # Modules
-module purge
-module load Stages/2024 CUDA/12.1 OpenMPI/4.1
+for init in "${MODULESHOME:-}/init/bash" "${LMOD_PKG:-}/init/bash" \
+  /etc/profile.d/{modules,lmod,z00_lmod,z00-lmod}.sh /usr/share/{lmod/lmod,modules}/init/bash; do
+  # shellcheck source=/dev/null
+  command -v module >/dev/null || [ ! -r "$init" ] || . "$init"
+done
+load_modules() {
+  module purge
+  module load Stages/2024 CUDA/12.1 OpenMPI/4.1
+}
+if command -v module >/dev/null; then load_modules; load_modules() { :; }; fi
 
 # Before
 ulimit -c 0
+
+# Modules, where only the lines before define the command
+command -v module >/dev/null || {
+  echo "error: modules are set, and nothing defines the command module here: set shebang to /bin/bash -l, or put the line that defines it into before (source .../init/bash)" >&2
+  exit 2
+}
+load_modules
 
 # Proxies
 export http_proxy=http://proxy:3128

@@ -56,6 +56,15 @@ env:
 END_OF_CONFIG
 
 # Modules
+for init in "${MODULESHOME:-}/init/bash" "${LMOD_PKG:-}/init/bash" \
+  /etc/profile.d/{modules,lmod,z00_lmod,z00-lmod}.sh /usr/share/{lmod/lmod,modules}/init/bash; do
+  # shellcheck source=/dev/null
+  command -v module >/dev/null || [ ! -r "$init" ] || . "$init"
+done
+command -v module >/dev/null || {
+  echo "error: modules are set, and nothing defines the command module here: set shebang to /bin/bash -l, or put the line that defines it into before (source .../init/bash)" >&2
+  echo 2 >"$PHALANX_RUN_DIR/jobs/$SLURM_JOB_ID.exit"; exit 2
+}
 module --force purge
 module load Stages/2024 GCC OpenMPI CUDA cuDNN NCCL Python
 

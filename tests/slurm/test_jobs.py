@@ -97,6 +97,25 @@ def test_a_failing_rank_ends_the_job_with_its_own_code_and_is_named(user: User, 
     assert "rank 1 on node2 failed" in status
 
 
+@pytest.mark.parametrize(
+    ("launcher", "setting", "words"),
+    [
+        ("srun", "python=/no/such/python", "on node1, node2: /no/such/python: No such file or directory"),
+        ("torchrun", "python=/no/such/python", "on node1, node2: /no/such/python: No such file or directory"),
+        ("mpirun", "python=/no/such/python", "on node1: /no/such/python"),
+        ("torchrun", "srun_args=--gres=gpu:9", "Invalid generic resource (gres) specification"),
+    ],
+)
+def test_a_launch_that_did_not_happen_blames_no_rank(user: User, launcher: str, setting: str, words: str) -> None:
+    where = ("nodes=2", "sbatch.nodelist=node[1-2]", f"launcher={launcher}", setting)
+    done = user.phalanx("submit", "--force", "--wait", "-t", "2", "device=cpu", *where, TRAIN)
+    assert done.returncode not in (0, 137)
+    said = done.stderr[done.stderr.index("ended as FAILED") :]
+    assert "the launch failed" in said
+    assert words in said
+    assert "rank " not in said
+
+
 def test_scripts_without_the_api_run_too(user: User) -> None:
     ids = [
         user.submit(

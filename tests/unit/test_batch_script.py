@@ -14,6 +14,7 @@ from phalanx.errors import PlanError
 from phalanx.facts import Facts
 from phalanx.planner import make_plan
 from phalanx.program import Program, from_training_cmd
+from phalanx.schedulers.slurm.unused import unused
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 FACTS = Facts("login", 8, 0, "/py/bin/python", "Linux", "x86_64", cwd="/home/me/project")
@@ -366,6 +367,54 @@ def test_the_python_of_the_command_is_the_one_of_the_job_after_modules_and_the_u
     assert [variables["PYTHON_IS"] for _, variables in seen] == [str(tmp_path / "mine")] * 2
 
 
+USUAL = ("/etc/profile.d/modules.sh", "/etc/profile.d/lmod.sh", "/etc/profile.d/z00_lmod.sh",
+         "/etc/profile.d/z00-lmod.sh", "/usr/share/lmod/lmod/init/bash", "/usr/share/modules/init/bash")  # fmt: skip
+needs_no_modules = pytest.mark.skipif(
+    any(map(os.path.exists, USUAL)), reason="this machine has a module system, which would be found"
+)
+
+
+@pytest.mark.parametrize("where", ["MODULESHOME", "LMOD_PKG", "before", "the shell"])
+def test_modules_are_loaded_once_wherever_module_comes_from(batch_node, tmp_path, where):
+    """A batch shell reads no profile, so on many sites nothing has defined `module` there."""
+    log = tmp_path / "loaded"
+    text = f'module() {{ echo "$*" >>{log}; export TOOL=here; }}\n'
+    program_at(tmp_path / "opt" / "init" / "bash", text)
+    program_at(tmp_path / "setup", text + "export -f module\n")
+    before = f"source {tmp_path}/opt/init/bash; " if where == "before" else ""
+    around = {"MODULESHOME": "", "LMOD_PKG": ""}
+    if where in around:
+        around[where] = str(tmp_path / "opt")
+    if where == "the shell":
+        around["BASH_ENV"] = str(tmp_path / "setup")
+    words = ("nproc=1", "launcher=srun", "modules={purge: true, load: [GCC, CUDA]}")
+    if where == "before" and any(map(os.path.exists, USUAL)):
+        pytest.skip("this machine has a module system, which would be found")
+    done, seen = batch_node(*words, f"before={before}export LINE=ran:$TOOL", around=around)
+    assert done.returncode == 0, done.stderr
+    assert log.read_text() == "purge\nload GCC CUDA\n"
+    for _, variables in seen:
+        assert variables["TOOL"] == "here"
+        assert variables["LINE"] == ("ran:" if where == "before" else "ran:here")
+    if where == "before":
+        return
+    done, seen = batch_node(*words, around=around)  # without lines of the user's
+    assert done.returncode == 0, done.stderr
+    assert log.read_text() == "purge\nload GCC CUDA\n" * 2
+
+
+@needs_no_modules
+@pytest.mark.parametrize("before", [(), ("before=export LINE=ran",)])
+def test_a_job_whose_modules_nothing_can_load_ends_and_says_what_to_set(batch_node, tmp_path, before):
+    around = {"MODULESHOME": "", "LMOD_PKG": ""}
+    done, seen = batch_node("nproc=1", "launcher=srun", "modules.load=GCC", *before, around=around)
+    assert (done.returncode, seen) == (2, [])
+    assert "error: modules are set" in done.stderr
+    assert "shebang" in done.stderr
+    assert "before" in done.stderr
+    assert (tmp_path / "run" / "jobs" / "70001.exit").read_text().strip() == "2"
+
+
 def test_a_python_without_phalanx_ends_the_job_and_is_named(batch_node, tmp_path):
     program_at(tmp_path / "bin" / "python", PYTHON)
     done, seen = batch_node("nproc=1", "launcher=srun", "training_cmd=python train.py", around={"NO_PHALANX": "1"})
@@ -499,6 +548,59 @@ def test_shares_of_gpus_say_nothing_where_there_are_none(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("asked", "line"),
+    [
+        ("gpus_per_node=1", "gpus-per-node"),
+        ("gres=gpu:a100:2", "gres"),
+        ("gpus=4", "gpus"),
+        ("gpus_per_task=1", "gpus-per-task"),
+        ("sbatch_args=--gpus-per-node=2", "gpus-per-node"),
+        ("sbatch.gpus_per_socket=1", "gpus-per-socket"),
+        ("sbatch.tres_per_task=gres/gpu:1", "tres-per-task"),
+        (None, None),
+        ("gres=gpu:0", "gres"),
+        ("gres=gpu:a100:0", "gres"),
+        ("gres=nvme:1", "gres"),
+        ("gpus_per_node=0", None),
+    ],
+)
+def test_a_share_of_each_gpu_is_asked_for_or_is_told_to_have_no_effect(asked, line):
+    """Slurm 22.05 refuses mem-per-gpu in a job without GPUs, and with cpus-per-gpu it starts no step."""
+    overrides = ["mem_per_gpu=10G", "cpus_per_gpu=3", *([asked] if asked else [])]
+    found = directives(script(*overrides))
+    notes = [note for note in load_config((), overrides, {}).notes if "has no effect" in note]
+    with_gpus = asked is not None and ":0" not in asked and "nvme" not in asked and asked != "gpus_per_node=0"
+    assert ({"mem-per-gpu", "cpus-per-gpu"} <= found.keys()) == with_gpus
+    assert (sorted(note.partition("=")[0] for note in notes) == ["cpus_per_gpu", "mem_per_gpu"]) == (not with_gpus)
+    assert line is None or line in found
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (["gpu_type=a100"], "gpu_type=a100"),
+        (["gpu_type=a100", "gres=gpu:2"], "gpu_type=a100"),
+        (["gpu_type=a100", "gpus=2"], "gpu_type=a100"),
+        (["gpu_type=a100", "gpus_per_node=2"], None),
+        (["nodes=2", "launcher=mpirun", "srun_args=--exclusive"], "srun_args=--exclusive"),
+        (["nodes=2", "launcher=mpirun", "cpu_bind=cores"], "cpu_bind=cores"),
+        (["nodes=2", "launcher=srun", "cpu_bind=cores", "srun_args=--exclusive"], None),
+        (["nodes=2", "srun_args=--exclusive"], None),  # torchrun's agents are a step
+        (["nodes=2", "launcher=srun", "mpirun.args=--verbose"], "mpirun.args=--verbose"),
+        (["nodes=2", "launcher=srun", "torchrun.executable=torchrun_jsc"], "torchrun.executable=torchrun_jsc"),
+        (["nodes=2", "exec_command=srun ./own", "srun_args=--exclusive"], "srun_args=--exclusive"),
+        (["exec_command=srun ./own", "exec_file=own.sh"], "exec_file=own.sh"),
+    ],
+)
+def test_a_setting_that_the_script_can_not_use_is_told(overrides, told, tmp_path):
+    site = tmp_path / "site.yaml"
+    site.write_text("cpu_bind: none\nmpi: pmix\ngpu_type: h100\n")  # for the jobs that can use them
+    loaded = load_config((), overrides, {"PHALANX_SITE": str(site)})
+    found = unused(loaded, make_plan(loaded.config, FACTS, Program("train.py", ()), for_slurm=True))
+    assert [text.partition(" (command line) has no effect: ")[0] for text in found] == ([told] if told else [])
+
+
+@pytest.mark.parametrize(
     ("overrides", "words"),
     [
         (["job_name=a\nb"], ["job_name", "a\\nb", "one line"]),
@@ -508,6 +610,10 @@ def test_shares_of_gpus_say_nothing_where_there_are_none(tmp_path):
         ),
         (["ntasks=3", "nodes=2", "launcher=torchrun"], ["ntasks=3", "2 nodes", "--launcher srun"]),
         (["gpus_per_node=0", "gres=gpu:2"], ["gpus_per_node=0", "gres"]),
+        (["gpus_per_node=0", "gpus_per_task=1"], ["gpus_per_node=0", "gpus_per_task"]),
+        (["gpus_per_node=2", "gres=gpu:4"], ["gpus_per_node asks for 2", "gres asks for 4"]),
+        (["nodes=2", "gpus_per_node=2", "gpus=8"], ["gpus_per_node asks for 4", "gpus asks for 8"]),
+        (["gpus_per_node=4", "gpus_per_task=1", "ntasks_per_node=2"], ["gpus_per_task asks for 2", "4"]),
         (["ntasks=1", "nodes=2"], ["ntasks=1", "nodes=2", "nodes=1"]),
         (["ntasks=5", "nodes=2", "nproc=2"], ["ntasks=5", "2 ranks"]),
     ],

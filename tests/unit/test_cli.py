@@ -52,6 +52,26 @@ def test_each_command_has_help(command, capsys):
     assert "phalanx config --explain" in text
 
 
+@pytest.mark.parametrize("words", [["--launcher", "srun"], ["-N", "2"]])
+def test_inside_an_allocation_no_error_says_that_there_is_none(words, tmp_path, monkeypatch, capsys):
+    """--local is one reason to be on this machine alone; that srun can't be found is another."""
+    (tmp_path / "s.py").touch()
+    (tmp_path / "srun").write_text("#!/bin/sh\n")
+    (tmp_path / "srun").chmod(0o755)
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert main(["run", "--local", *words, "s.py"]) == 2
+    error = capsys.readouterr().err
+    assert "inside job 17 (--local" in error
+    assert "leave --local out" in error
+    assert "outside" not in error
+    (tmp_path / "srun").unlink()
+    assert main(["run", *words, "s.py"]) == 2
+    error = capsys.readouterr().err
+    assert "inside job 17, as srun is not on PATH" in error
+    assert "put srun on PATH" in error
+
+
 @pytest.mark.parametrize(
     ("argv", "words"),
     [

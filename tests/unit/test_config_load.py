@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from phalanx.config import RESERVED, JobConfig, Loaded, keys, load_config, load_run_config, save_run_config
 from phalanx.config.interpolate import escape
 from phalanx.errors import ConfigError
+from phalanx.secret import is_secret
 
 NOW = datetime(2031, 2, 3, 4, 5, 6)
 
@@ -143,6 +144,31 @@ HOSTILE = [
 def test_values_are_literal(text: str) -> None:
     config = load(f"name={text}", ("params.x", text), f"env.X={text}").config
     assert (config.name, config.params["x"], config.env["X"]) == (text, text, text)
+
+
+IDS = ["1234e56", "12e4", "0e12345", "00e1234", "12345e3", "3e08", "123e456", "1e99999", "0123", "4821_7", "12:00:00"]
+
+
+@pytest.mark.parametrize("text", IDS)
+def test_an_id_of_digits_stays_what_it_is_and_quotes_around_it_are_none_of_it(text: str) -> None:
+    given = [f"params.a={text}", f"params.b='{text}'", f'params.c="{text}"', f"params.d=[{text}]"]
+    assert load(*given).config.params == {"a": text, "b": text, "c": text, "d": [text]}
+    environ = {"PHALANX_PARAMS__A": text, "PHALANX_PARAMS__B": f'"{text}"'}
+    assert load_config((), (), environ).config.params == {"a": text, "b": text}
+
+
+@pytest.mark.parametrize("text", ["1.10", "7", "-3", "1e-3", "true", "null", "~"])
+def test_quotes_on_the_command_line_keep_text_what_would_be_none(text: str) -> None:
+    assert load(f"params.a='{text}'", f'params.b="{text}"').config.params == {"a": text, "b": text}
+
+
+@pytest.mark.parametrize(
+    "text", ["1e-3", "1e-04", "1e6", "2.5e3", "5e-5", "1E5", "1e+06", "0e0", "0.1", "3.14159265358979323846"]
+)
+def test_numbers_as_they_are_written_stay_numbers(text: str) -> None:
+    (value,) = load(f"params.lr={text}").config.params.values()
+    assert type(value) is float
+    assert value == float(text)
 
 
 @settings(max_examples=30, deadline=None)
@@ -387,7 +413,12 @@ def test_a_failed_save_leaves_the_old_files(tmp_path, monkeypatch) -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(
-    st.dictionaries(st.text(min_size=1), st.text() | st.integers() | st.booleans() | st.none(), max_size=4), st.text()
+    st.dictionaries(
+        st.text(min_size=1).filter(lambda name: not is_secret(name)),  # the value of a secret is in no file
+        st.text() | st.integers() | st.booleans() | st.none(),
+        max_size=4,
+    ),
+    st.text(),
 )
 def test_any_settings_survive_a_run_directory(tmp_path_factory, params: dict, text: str) -> None:
     folder = tmp_path_factory.getbasetemp() / "run"

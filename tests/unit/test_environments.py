@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from phalanx.batch.directives import directives
 from phalanx.bootstrap import PIN, RECORD, UNFINISHED, Wanted
 from phalanx.cli.env import split_extras
 from phalanx.cli.main import main
@@ -79,6 +80,13 @@ def test_one_task_on_one_of_the_nodes_with_all_that_it_has(tmp_path):
     assert {"nodes=1", "ntasks-per-node=1", "cpus-per-task=32", "gpus-per-node=4"} <= set(directives)
     assert "output=logs/gpu-env-%j.out" in directives
     assert not [line for line in directives if line.startswith("array")]
+
+
+def test_gpus_of_all_nodes_are_shared_out_to_the_one_that_builds():
+    config = load_config((), ["nodes=2", "gpus=a100:8"], {}).config
+    lines = directives(build_plan(config, FACTS, "/v"))
+    assert "#SBATCH --gpus-per-node=a100:4" in lines
+    assert not [line for line in lines if line.startswith("#SBATCH --gpus=")]
 
 
 def test_horovod_is_built_after_torch_and_checked(tmp_path):

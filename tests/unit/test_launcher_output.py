@@ -268,10 +268,86 @@ def test_a_log_that_earlier_attempts_wrote_too_is_read_from_the_last_start(tmp_p
     assert "PREEMPTION" in deaths.since(old + new, stamp(old) - 60)
 
 
-def test_a_program_that_is_not_there_is_not_a_silent_failure(tmp_path: Path) -> None:
-    culprit, _ = judge(tmp_path, text("srun-no-such-file"), "srun", 2)
+@pytest.mark.parametrize("launcher", ["srun", "torchrun", "mpirun", "deepspeed", "python", None])
+@pytest.mark.parametrize(
+    ("name", "where", "why", "change"),
+    [
+        ("layout", "on node1", "Unable to layout tasks on given cpus", "cpus_per_task"),
+        ("slurmd", "on node2", "Communication connection failure", "exclude=node2"),
+        ("program", "on node1, node2", "/opt/venv/bin/python: No such file or directory", "set venv"),
+        ("shell", "on node1, node2", "/opt/venv/bin/python: No such file or directory", "set venv"),
+        ("mpirun-program", "on node1", "/no/such/python", "set venv"),
+    ],
+)
+def test_a_step_that_slurm_could_not_start_blames_no_rank(
+    tmp_path: Path, name: str, where: str, why: str, change: str, launcher: str | None
+) -> None:
+    """Of the tasks that did start, some lost their connection and Slurm killed the others."""
+    error_file(tmp_path, 1, 101.0)
+    said = text(f"unlaunched-{name}")
+    attempt = verdict.Attempt(tmp_path, 100.0, 193, said, "node1", launcher, 4, 2)
+    (line,), code = verdict.conclude(attempt)
+    assert line.startswith(f"the launch failed {where}: {why}")
+    assert change in line
+    assert code == 193
+    assert verdict.judge(attempt)[0] is None
+
+
+# As Slurm 22.05.8 said them, the last three by its sources.
+@pytest.mark.parametrize(
+    ("said", "change"),
+    [
+        ("Unable to create step for job 23: Invalid generic resource (gres) specification", "gpus_per_node"),
+        ("Unable to create step for job 23: More processors requested than permitted", "cpus_per_task"),
+        ("Unable to create step for job 23: Requested node configuration is not available", "nodes"),
+        ("Application launch failed: Unable to satisfy cpu bind request", "cpu_bind"),
+        ("Only allocated 2 nodes asked for 3", "set nodes"),
+        ("Unable to confirm allocation for job 23: Invalid job id specified", "start anew"),
+        ("Unable to allocate resources: Invalid account or account/partition combination specified", "account"),
+        ('unrecognized --cpu-bind argument "nonsense"', "cpu_bind"),
+        ("Invalid MPI type 'nosuch', --mpi=list for acceptable types", "set mpi"),
+        ("Could not open stdout file: No such file or directory", "srun_args"),
+        ("task 0 launch failed: Invalid job credential", "tell those who run the cluster"),
+        ("timeout waiting for task launch, started 1 of 2 tasks", "tell those who run the cluster"),
+        ('Munge encode failed: Unable to access "/run/munge/munge.socket.2"', "tell those who run the cluster"),
+    ],
+)
+def test_a_step_that_could_not_be_made_is_told_in_sruns_words(tmp_path: Path, said: str, change: str) -> None:
+    culprit, stopped = judge(tmp_path, f"srun: error: {said}\n", "torchrun", 1)
+    assert culprit is None
+    assert stopped.startswith("the launch failed: ")
+    assert said in stopped
+    assert change in stopped
+
+
+def test_an_option_that_srun_does_not_know_is_told_so(tmp_path: Path) -> None:
+    said = "srun: unrecognized option '--nonsense'\nTry \"srun --help\" for more information\n"
+    assert judge(tmp_path, said, "srun", 255)[1].startswith("the launch failed: unrecognized option '--nonsense'")
+
+
+def test_a_failure_to_launch_hides_no_failure_of_a_rank(tmp_path: Path) -> None:
+    """One's own lines went on after a step that could not start; or a rank had died before."""
+    step = "srun: error: Unable to create step for job 23: More processors requested than permitted\n"
+    killed = text("srun-kill-rank2")
+    began = "phalanx: rank 0 of 4 on node1: node 0, local rank 0, cpu, strategy ddp\n"
+    for said in (step + began + killed, killed + step):
+        culprit, _ = judge(tmp_path, said, "srun")
+        assert culprit is not None
+        assert (culprit.rank, culprit.exit_code) == (2, 137)
+    error_file(tmp_path, 1, 101.0, "ValueError: nan")
+    culprit, _ = judge(tmp_path, text("unlaunched-slurmd"), "srun")
     assert culprit is not None
-    assert (culprit.host, culprit.exit_code) == ("node2", 2)
+    assert culprit.rank == 1
+    _, stopped = judge(tmp_path / "none", text("cancel-srun") + text("unlaunched-slurmd"), "srun")
+    assert "was cancelled" in stopped
+
+
+def test_a_launch_of_another_job_in_the_same_file_is_not_this_ones() -> None:
+    other = text("unlaunched-slurmd").splitlines(keepends=True)[0] + text("unlaunched-program")
+    kept = deaths.of_job(other, "27", ["node3"])
+    assert "launch" not in kept.replace("srun: launch/slurm", "")
+    assert "execve" not in kept
+    assert deaths.of_job(other, "26", ["node1", "node2"]) == other
 
 
 def test_the_words_of_a_verdict(tmp_path: Path) -> None:

@@ -117,6 +117,17 @@ def test_the_output_file_in_the_run_directory_serves_when_stderr_is_none(run_dir
     assert "time limit" in (run_dir / "jobs/71.stopped").read_text()  # a chain goes on
 
 
+@pytest.mark.parametrize(("name", "passes"), [("slurmd", True), ("program", False), ("layout", False)])
+def test_a_chain_goes_on_after_a_node_that_could_not_start_tasks_but_not_if_none_can(
+    run_dir: Path, name: str, passes: bool
+) -> None:
+    (run_dir / "errors/2.json").unlink()
+    lines, code = tell(run_dir, 193, (RECORDED / f"unlaunched-{name}.txt").read_text())
+    assert "the launch failed" in lines[0]
+    assert code == 193
+    assert (run_dir / "jobs/71.stopped").exists() == passes
+
+
 def test_scontrol_is_asked_where_the_output_is(run_dir: Path, tmp_path: Path) -> None:
     (run_dir / "errors/2.json").unlink()
     told = tmp_path / "elsewhere.err"

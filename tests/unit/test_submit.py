@@ -422,6 +422,26 @@ def test_a_script_that_is_only_saved_says_what_it_needs(slurm):
     assert all(name in line for name in ("HF_TOKEN", "http_proxy", "SECRET_PARAMS_KEY_TOKEN"))
 
 
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("srun torchrun --nproc_per_node 2 train.py --lang python", "starts torchrun, whose ranks run by the python"),
+        ("torchrun --nproc_per_node 2 train.py", "starts torchrun, whose ranks run by the python on PATH"),
+        ("accelerate launch --num_processes 2 train.py", "starts accelerate, whose ranks run by the python on PATH"),
+        ("python -m torch.distributed.run --nproc_per_node 2 train.py", "training_cmd starts python, and"),
+        ("srun -n 2 python train.py", "training_cmd starts python, and"),
+    ],
+)
+def test_an_error_on_the_python_of_a_launchers_line_speaks_of_what_the_line_says(slurm, line, words):
+    other = slurm.stub.parent / "bin" / "python"
+    other.write_text("#!/bin/sh\nexit 0\n")
+    other.chmod(0o755)
+    done = slurm("device=cpu", "nodes=1", f"training_cmd={line}")
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert f"{other} has no phalanx" in done.stderr
+
+
 def test_a_python_of_the_command_without_phalanx_is_refused_where_it_is_known(slurm):
     other = slurm.stub.parent / "bin" / "python9"
     other.write_text("#!/bin/sh\nexit 0\n")

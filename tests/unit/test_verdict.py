@@ -88,6 +88,63 @@ def test_a_rank_that_left_without_words_is_blamed_for_broken_connections(tmp_pat
     assert (culprit.rank, culprit.exit_code) == (1, exit_code)
 
 
+GLOO = "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection reset by peer"
+HOROVOD = "horovod.common.exceptions.HorovodInternalError: Horovod has been shut down. This was caused by an exception"
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGKILL", "SIGSEGV"])
+@pytest.mark.parametrize("words", [GLOO, HOROVOD])
+def test_a_signal_is_the_cause_though_torchrun_saw_another_rank_first(tmp_path, name, words):
+    """It looks ten times a second, and of two that ended in between it calls the lower one the root cause. It ends
+    nobody then, and says so of nobody."""
+    error_file(tmp_path, 0, 103.5, words)
+    number = getattr(signal, name)
+    culprit = find(tmp_path, report(entry(1, -number), entry(0, 1)))
+    assert (culprit.rank, culprit.exit_code) == (1, 128 + number)
+
+
+def test_a_sigterm_that_may_be_the_agents_is_nobodys_fault(tmp_path, monkeypatch):
+    """With LOGLEVEL=ERROR it doesn't say whom it ended."""
+    error_file(tmp_path, 0, 103.5, GLOO)
+    monkeypatch.setenv("LOGLEVEL", "error")
+    assert find(tmp_path, report(entry(1, -signal.SIGTERM), entry(0, 1))).rank == 0
+
+
+def test_a_rank_that_torchrun_had_to_kill_is_not_to_blame(tmp_path):
+    """It sends SIGKILL 30 s after SIGTERM to ranks that are still there."""
+    error_file(tmp_path, 0, 103.5, "ValueError: bad")
+    ended = "W1128 05:06:03 463 api.py:1028] Sending process 4799 closing signal SIGTERM\n"
+    killed = entry(1, -signal.SIGKILL).replace("4711", "4799")
+    assert find(tmp_path, ended + report(killed, entry(0, 1))).rank == 0
+
+
+DEEPSPEED = "[2026-11-29 08:03:02,746] [ERROR] [launch.py:259:sigkill_handler] ['python'] exits with return code = {}\n"
+HOROVODRUN = "RuntimeError: Horovod detected that one or more processes exited\nProcess name: {}\nExit code: {}\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGSEGV])
+@pytest.mark.parametrize("words", [GLOO, HOROVOD])
+def test_engines_launchers_too_tell_of_the_signal_and_of_the_rank_that_left_no_words(tmp_path, number, words):
+    for rank in (0, 2):
+        error_file(tmp_path, rank, 103.5 + rank, words)
+    said = {"deepspeed": DEEPSPEED.format(-number), "horovodrun": HOROVODRUN.format(1, 128 + number)}
+    for launcher, text in said.items():
+        culprit = verdict.find(tmp_path, 100.0, 1, text, "here", launcher, 3)
+        assert (culprit.rank, culprit.exit_code) == (1, 128 + number), launcher
+
+
+def test_a_code_of_one_that_lost_its_connection_is_not_the_silent_ranks(tmp_path):
+    """DeepSpeed's launcher looks once a second, and takes any of those that ended in between."""
+    error_file(tmp_path, 0, 103.5, GLOO)
+    culprit = verdict.find(tmp_path, 100.0, 1, DEEPSPEED.format(1), "here", "deepspeed", 2)
+    assert (culprit.rank, culprit.what) == (1, "left without a word")
+    error_file(tmp_path, 0, 103.5, "ConnectionRefusedError: [Errno 111] Connection refused")  # by a server of its own
+    for launcher, text in (("deepspeed", DEEPSPEED.format(1)), ("torchrun", report(entry(1, -15), entry(0, 1)))):
+        ended = "Sending process 4711 closing signal SIGTERM\n" if launcher == "torchrun" else ""
+        culprit = verdict.find(tmp_path, 100.0, 1, ended + text, "here", launcher, 2)
+        assert culprit.rank == 0
+
+
 def test_without_words_of_a_rank_the_launchers_root_cause_counts(tmp_path):
     culprit = find(tmp_path, "noise\n" + report(entry(0, 5), entry(2, 9)))
     assert (culprit.rank, culprit.exit_code) == (2, 9)

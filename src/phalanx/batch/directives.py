@@ -6,6 +6,7 @@ import re
 import shlex
 from collections.abc import Iterable, Iterator
 
+from ..config.meaning import no_gpus
 from ..config.sbatch import OPTIONALS
 from ..errors import PlanError
 from ..plan import LaunchPlan
@@ -68,7 +69,7 @@ def _tasks(plan: LaunchPlan) -> Iterator[Option]:
 
 def _has_gpus(plan: LaunchPlan) -> bool:
     """Slurm refuses shares of GPUs that weren't asked for."""
-    return bool(plan.gpus_per_node or plan.config.sbatch.gpus)
+    return bool(plan.gpus_per_node) or not no_gpus(plan.config)
 
 
 def _gpus(plan: LaunchPlan) -> Iterator[Option]:

@@ -95,8 +95,9 @@ def _allocation(scanned: Scanned) -> str | None:
     several = allocation.one_of_several(os.environ)
     if several is not None:
         raise PlanError(
-            f"{several}: srun or mpirun started this command in each of its tasks, and each would train a world of its "
-            "own. Give it once, in the batch script or in salloc's shell, and it starts ranks on all nodes; or start "
+            f"{several}: a launcher (srun, mpirun, torchrun, horovodrun) started this command in each of its "
+            "tasks, and each would train a world of its own. Give it once, in the batch script, in salloc's "
+            "shell or on this machine, and it starts ranks on all nodes of an allocation itself; or start "
             "the script itself in each task (srun … python -m phalanx.worker SCRIPT); or add --local, which means a "
             "run of its own for each task"
         )

@@ -16,7 +16,7 @@ from .convert import expected
 from .names import wrong_variable
 from .section import SHELL_VALUES
 from .table import FREE, canonical, keys, nearest, refused, sections
-from .text import Plain, ShellText, Typed, free, is_null
+from .text import Plain, ShellText, Typed, is_null, unquoted
 from .tree import Leaf, Path, Tree, grow, merge, origin_of, show, values
 
 SCRIPT = "phalanx.init()"
@@ -152,7 +152,7 @@ def _flow_or_text(path: Path, text: str) -> Any:
 
 
 def _free(text: str) -> Any:
-    """A value of a section without types: a YAML collection, or text. Quotes around what would be a number, a bool or
+    """A value of a section without types: a YAML collection, or text. Quotes around what may be a number, a bool or
     null say that it is text; others are a part of it."""
     if text.startswith(("[", "{")):
         from .yamlfile import parse_flow
@@ -160,8 +160,7 @@ def _free(text: str) -> Any:
         found = parse_flow(text)
         if found is not None and not (isinstance(found, dict) and _lacks_values(found)):
             return _typed(found)
-    inner = text[1:-1]
-    if text[:1] in ("'", '"') and text == f"{text[0]}{inner}{text[0]}" and not isinstance(free(Plain(inner)), str):
+    if (inner := unquoted(text)) is not None:
         return inner
     return Typed(text) if text else text
 

@@ -39,7 +39,12 @@ def without_rivals(
 
 def no_gpus(config: JobConfig) -> bool:
     """Whether a job with these settings asks for no GPUs, so that a share of each says nothing."""
-    return not (config.gpus_per_node or config.gpus_per_task or config.sbatch.gpus or "gpu" in (config.gres or ""))
+    sbatch = config.sbatch.model_dump()
+    counts = [config.gpus_per_node, config.gpus_per_task, sbatch.get("gpus"), sbatch.get("gpus_per_socket")]
+    texts = [config.gres, sbatch.get("tres_per_task"), *config.sbatch_args]
+    return not any(count and str(count) != "0" for count in counts) and not any(
+        re.search(r"\bgpu(?!:(\w+:)?0\b)", text.replace("gpus", "gpu")) for text in texts if text
+    )
 
 
 def without_shares(config: JobConfig) -> tuple[JobConfig, list[str]]:

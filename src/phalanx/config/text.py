@@ -58,8 +58,20 @@ def number(text: str) -> int | float | None:
         return None
 
 
-# Digits with an unsigned exponent, unless as `1e6` and `2.5e6` are written: short commit ids such as 1234e56 and 12e4.
-_LIKE_AN_ID = re.compile(r"[+-]?(?:[0-9]{2,}[eE][0-9]+|[0-9.]+[eE]0[0-9]+|-0)")
+# Digits with an unsigned exponent, unless as `1e6` and `2.5e6` are written: short commit ids such as 1234e56, 12e4 and
+# 0e12345.
+_LIKE_AN_ID = re.compile(r"[+-]?(?:[0-9]{2,}[eE][0-9]+|[0-9.]+[eE]0[0-9]+|0[eE][0-9]{2,}|-0)")
+_LIKE_A_NUMBER = re.compile(r"[+-]?\.?[0-9][\w.:+-]*", re.ASCII)
+
+
+def unquoted(text: str) -> str | None:
+    """What quotes on a command line keep text, without them: a number, a bool or null, and whatever
+    begins as a number does, so that quotes around an id mean the same whether it would be one or
+    not. None for all else."""
+    inner = text[1:-1]
+    if text[:1] not in ("'", '"') or text != f"{text[0]}{inner}{text[0]}":
+        return None
+    return inner if _LIKE_A_NUMBER.fullmatch(inner) or not isinstance(free(Plain(inner)), str) else None
 
 
 def free(value: Any) -> Any:

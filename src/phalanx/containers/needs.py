@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ..imports import files_of, imported, search_path, walk
 from ..plan import LaunchPlan
-from ..uses_api import files_of, search_path
 
 _PLAIN = {"EpochTimer", "PhalanxError", "Topology", "__version__"}  # of the API, what needs no package
 _PLAIN_MODULES = {"epoch_timer", "errors", "hostlist", "records", "rundir", "topology", "worker"}
@@ -43,32 +43,12 @@ def of(plan: LaunchPlan) -> Needs:
 
 
 def of_script(script: Path) -> Needs:
-    needs, seen, waiting = Needs(), set[Path](), [script]
-    folders = search_path(script)
-    while waiting:
-        file = waiting.pop()
-        if file in seen:
-            continue
-        seen.add(file)
-        try:
-            tree = ast.parse(file.read_bytes())
-        except (OSError, SyntaxError, ValueError):  # running it will say so
-            continue
-        names = list(_imports(tree))
-        waiting += [path for name in names for path in files_of(name, folders, file)]
-        own = {name for name in names if any(files_of(name.partition(".")[0], folders, file))}
-        needs.packages |= {name.partition(".")[0] for name in names if name not in own and not name.startswith(".")}
-        needs.api |= _api(tree, names)
+    needs, folders = Needs(), search_path(script)
+    for source in walk(script, folders, lambda tree: imported(_certain(tree, functions=False))):
+        tops = {name.partition(".")[0] for name in source.names} - {""}
+        needs.packages |= {top for top in tops if not any(files_of(top, folders, source.file))}
+        needs.api |= _api(source.tree, source.names) if source.tree is not None else set()
     return needs
-
-
-def _imports(tree: ast.Module) -> Iterator[str]:
-    """Dotted names that are imported when the module is; relative ones begin with their dots."""
-    for node in _certain(tree, functions=False):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            yield "." * node.level + (node.module or "")
 
 
 def _api(tree: ast.Module, names: Sequence[str]) -> set[str]:

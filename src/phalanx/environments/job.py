@@ -72,9 +72,16 @@ def build_plan(config: JobConfig, facts: Facts, venv: str) -> LaunchPlan:
         "backend": None,
         "output": "".join(folder) + f"{name}-%j.out",
         "error": None,
-        "sbatch": config.sbatch.model_copy(update={"array": None}),
+        "gpu_type": config.gpu_type or _gpu_type(config.sbatch.gpus),
+        "sbatch": config.sbatch.model_copy(update={"array": None, "gpus": None}),
     }
     return make_plan(config.model_copy(update=changed), facts, Program(None, ("true",)), for_slurm=True)
+
+
+def _gpu_type(gpus: str | None) -> str | None:
+    """`a100` of `gpus: a100:8`, which are those of all nodes."""
+    kind, colon, _ = (gpus or "").rpartition(":")
+    return kind if colon and "," not in kind else None
 
 
 def launcher_of_horovod(config: JobConfig, facts: Facts) -> str:
@@ -104,8 +111,7 @@ def render_build(
         ],
         ["set -o pipefail"],
         _notes(),
-        modules(config.modules),
-        ["# Before", *texts] if texts else [],
+        *modules(config.modules, ["# Before", *texts] if texts else []),
         required(plan.secrets),
         proxies(config.proxy),
         ["# Environment", *exports(without(_environment(plan))), "unset PYTHONHOME PIP_TARGET PIP_PREFIX"],

@@ -1,7 +1,9 @@
-"""What launchers and Slurm print when a launch ends badly: which ranks died how, and whether somebody else ended it."""
+"""What launchers print when a launch ends badly: which ranks died how. `stops` has what else may
+end it."""
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import time
@@ -17,6 +19,7 @@ _TORCHRUN_RANK = re.compile(
     r"exitcode +: (?P<code>-?\d+) \(pid: (?P<pid>\d+)\)"
 )
 _TORCHRUN_ENDS = re.compile(r"Sending process (\d+) closing signal")
+_NO_WARNINGS = ("ERROR", "CRITICAL", "FATAL")  # values of LOGLEVEL under which it doesn't say that
 _TASK = re.compile(r"srun: error: (?P<hosts>\S+): tasks? (?P<tasks>[\d,-]+): (?P<end>[^\n]+)")
 _OOM_KILLS = re.compile(r"slurmstepd\S*: error: Detected \d+ oom[_-]kill event", re.IGNORECASE)
 _EXITED = re.compile(r"Exited with exit code (\d+)")
@@ -44,13 +47,12 @@ _RAY = re.compile(  # the agents' words, see ray_launch/ranks.py
     re.MULTILINE,
 )
 
-_CANCELLED = re.compile(
+CANCELLED = re.compile(
     r"\*\*\* (?P<what>JOB|STEP) (?P<id>\S+) ON \S+ CANCELLED AT (?P<time>\S+)(?: DUE (?:TO|to) (?P<why>[^*]+?))? \*\*\*"
 )
 _STARTED = re.compile(r"=== phalanx: job (?P<job>\d+), start \d+ ===")  # batch/script.py writes it
-_NODE_FAILED = re.compile(r"srun: error: Node failure on (?P<node>\S+)")
-_NODE_LOST = re.compile(
-    r"has lost communication with a remote daemon\..*?Remote daemon: .*? on node (?P<node>\S+)", re.DOTALL
+_LAUNCH = re.compile(  # a step that could not start, see unlaunched.py
+    r"srun: error: .*(?:StepId=|for job )(?P<job>\d+)|slurmstepd-(?P<node>[^:\s]+): error: execve\(\)"
 )
 
 
@@ -69,16 +71,6 @@ class Death:
     late: bool = False
     out_of_memory: bool = False
     outside: bool = False
-
-
-@dataclass(frozen=True)
-class Stop:
-    """Something that is no rank's failure ended the launch: at `time` (Unix, whole seconds) if that is known."""
-
-    what: str
-    position: int
-    time: float | None = None
-    node: str | None = None
 
 
 def deaths(text: str, launcher: str | None) -> list[Death]:
@@ -103,26 +95,12 @@ def _reported(text: str, launcher: str | None) -> list[Death]:
         return _by_torchrun(text)
     if launcher == "mpirun" or (launcher is None and _MPI_WORDS.search(text)):
         return _by_mpi(text)
-    return list(_by_srun(text))
+    return list(by_srun(text))
 
 
 def agents(text: str) -> list[Death]:
     """The processes that started ranks, one a node, and died themselves: here `rank` is the node's."""
-    return [death for death in _by_srun(text) if not death.late]
-
-
-def stop(text: str, before: list[Death]) -> Stop | None:
-    """Who or what else ended the launch: the first such sign in the text, told by the most telling one.
-
-    `before` are the deaths: Slurm cancels a step also because one of its tasks failed, and says no more then.
-    """
-    first = min((death.position for death in (*before, *_by_srun(text))), default=len(text))
-    stops = [*_nodes(text), *_cancelled(text, first)]
-    if not stops:
-        return None
-    told = next((found for found in stops if found.node), stops[0])
-    times = [found.time for found in stops if found.time is not None]
-    return Stop(told.what, min(found.position for found in stops), min(times, default=None), told.node)
+    return [death for death in by_srun(text) if not death.late]
 
 
 def since(text: str, start: float, job: str = "") -> str:
@@ -131,7 +109,7 @@ def since(text: str, start: float, job: str = "") -> str:
     marks = [found.end() for found in _STARTED.finditer(text) if found["job"] == job]
     if marks:
         return text[marks[-1] :]
-    earlier = [found.end() for found in _CANCELLED.finditer(text) if (_unix(found["time"]) or start) < start - 1]
+    earlier = [found.end() for found in CANCELLED.finditer(text) if (unix(found["time"]) or start) < start - 1]
     return text[max(earlier, default=0) :]
 
 
@@ -142,9 +120,13 @@ def of_job(text: str, job: str, hosts: Collection[str]) -> str:
 
 
 def _may_be_of(line: str, job: str, hosts: Collection[str]) -> bool:
-    step, task = _CANCELLED.search(line), _TASK.search(line)
+    step, task = CANCELLED.search(line), _TASK.search(line)
     if step:
         return re.split(r"[.+_]", step["id"])[0] == job
+    if (launch := _LAUNCH.search(line)) is not None and launch["job"]:
+        return launch["job"] == job
+    if launch is not None and hosts:
+        return launch["node"] in hosts
     return task is None or not hosts or _first_host(task["hosts"]) in hosts
 
 
@@ -161,11 +143,14 @@ def _by_torchrun(text: str) -> list[Death]:
 
 
 def _of_report(hits: list[re.Match[str]], position: int, ended: set[str]) -> Iterator[Death]:
-    """The root cause is none of those that the agent ended; others aren't if it said whom it did."""
+    """The root cause is none of those that the agent ended, and neither are others of which it
+    doesn't say so: it may call a rank the root cause that had lost its connection to one that ended
+    in the same tenth of a second."""
+    says = bool(ended) or os.environ.get("LOGLEVEL", "").upper() not in _NO_WARNINGS
     for place, hit in enumerate(hits):
-        own = place == 0 or bool(ended and hit["pid"] not in ended)
-        code = int(hit["code"])
-        yield Death(int(hit["rank"]), hit["host"], code, position, outside=own and code == -signal.SIGTERM)
+        own, code = place == 0 or (says and hit["pid"] not in ended), int(hit["code"])
+        outside = own and code == -signal.SIGTERM
+        yield Death(int(hit["rank"]), hit["host"], code, position, late=hit["pid"] in ended, outside=outside)
 
 
 def _first(rank: int | None, host: str | None, code: int, position: int) -> Death:
@@ -187,7 +172,7 @@ def _by_ray(text: str) -> Iterator[Death]:
         yield _first(int(found["rank"]), found["host"], code, found.start())
 
 
-def _by_srun(text: str) -> Iterator[Death]:
+def by_srun(text: str) -> Iterator[Death]:
     """In the order in which tasks ended. Those after srun began to end the step are late; a SIGTERM was its own."""
     ending = _ENDING.search(text)
     for found in _TASK.finditer(text):
@@ -243,36 +228,7 @@ def _wait_code(status: int) -> int:
     return -(status & 0x7F) if status & 0x7F else status >> 8
 
 
-def _nodes(text: str) -> Iterator[Stop]:
-    for found in _NODE_FAILED.finditer(text):
-        yield Stop(f"{found['node']} failed: Slurm lost the node", found.start(), node=found["node"])
-    for found in _NODE_LOST.finditer(text):
-        what = f"mpirun lost {found['node']}: the node or its network failed, or Slurm ended the step there"
-        yield Stop(what, found.start(), node=found["node"])
-
-
-TIME_LIMIT = (
-    "the time limit was reached: set time to more, or go on in a further job from a checkpoint "
-    "(checkpoint.every_steps, --chain)"
-)
-_REASONS = {
-    "TIME LIMIT": TIME_LIMIT,
-    "PREEMPTION": "the job was preempted by another of higher priority",
-    "NODE FAILURE": "a node of the job failed",
-    "JOB REQUEUE": "the job was requeued",
-}
-
-
-def _cancelled(text: str, first_death: int) -> Iterator[Stop]:
-    for found in _CANCELLED.finditer(text):
-        why = (found["why"] or "").partition(",")[0].strip().upper()
-        if why in _REASONS:
-            yield Stop(_REASONS[why], found.start(), _unix(found["time"]))
-        elif found["what"] == "JOB" or (why != "TASK FAILURE" and found.start() < first_death):
-            yield Stop(f"{found['what'].lower()} {found['id']} was cancelled", found.start(), _unix(found["time"]))
-
-
-def _unix(stamp: str) -> float | None:
+def unix(stamp: str) -> float | None:
     """Slurm writes local time."""
     try:
         return time.mktime(time.strptime(stamp, "%Y-%m-%dT%H:%M:%S"))

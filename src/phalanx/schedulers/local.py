@@ -19,6 +19,7 @@ from ..config import RESERVED, Loaded, save_run_config
 from ..containers import probe
 from ..errors import MissingExtraError, PhalanxError, PlanError
 from ..plan import LaunchPlan
+from ..program import interpreter_of
 from ..registry import LAUNCHERS, load
 from ..rundir import DRY_CHECKPOINTS, discard, find_run_dir, mark_dry, new_run_dir, shared, write_atomic
 from ..uses_api import check_dry_run
@@ -170,20 +171,29 @@ def check(plan: LaunchPlan) -> None:
 
 def check_place(plan: LaunchPlan) -> None:
     """Whether this machine alone is a place for the plan. Raises PlanError."""
+    job = os.environ.get("SLURM_JOB_ID")
+    alone, over = _alone(job)
     if plan.nodes > 1:
-        raise PlanError(
-            f"{plan.nodes} nodes were asked for, and `phalanx run` outside an allocation starts on this machine: use "
-            "nodes=1, `phalanx submit`, or --jobid ID of a running job"
-        )
+        raise PlanError(f"{plan.nodes} nodes were asked for, and {alone}: use nodes=1, `phalanx submit`, or {over}")
     needs = load("launcher", LAUNCHERS, plan.launcher).needs
     if needs is not None:
         here = " or ".join(name for name in LAUNCHERS if load("launcher", LAUNCHERS, name).needs is None)
         raise PlanError(
-            f"launcher {plan.launcher} needs {needs}, and `phalanx run` starts on this machine: "
+            f"launcher {plan.launcher} needs {needs}, and {alone}: {f'{over}, or ' if job else ''}"
             f"use --launcher {here} (`phalanx plan` shows the command)"
         )
     if plan.config.master_port is not None:
         _check_port(plan.config.master_port)
+
+
+def _alone(job: str | None) -> tuple[str, str]:
+    """Why a launch is on this machine alone, and how it would be over an allocation."""
+    if job is None:
+        return "`phalanx run` outside an allocation starts on this machine", "--jobid ID of a running job"
+    alone = f"this launch is on this machine alone though inside job {job}"
+    if shutil.which("srun") is None:
+        return f"{alone}, as srun is not on PATH", "put srun on PATH"
+    return f"{alone} (--local, or Slurm doesn't say what it holds)", "leave --local out"
 
 
 def _check_script(script: Path) -> None:
@@ -211,8 +221,9 @@ def _check_python(plan: LaunchPlan) -> None:
             raise PlanError(f"there is no python at {plan.python}: set venv to a virtual environment's folder")
         if "/" not in plan.python and engines.folder_of(plan.python, "phalanx") == "":
             raise PlanError(
-                f"training_cmd starts {plan.python}, and {shutil.which(plan.python)} has no phalanx, which the ranks "
-                f"need: set python={sys.executable}, or give the script alone (training_cmd: train.py)"
+                f"{interpreter_of(plan.config.training_cmd, plan.python)}, and {shutil.which(plan.python)} has no "
+                f"phalanx, which the ranks need: set python={sys.executable}, or give the script alone "
+                "(training_cmd: train.py)"
             )
     elif plan.launcher == "torchrun" and find_spec("torch") is None:
         raise MissingExtraError("launcher torchrun needs torch, not installed here: pip install 'phalanx[torch]'")

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ..rundir import log_path
-from .deaths import Death, Stop, agents, deaths, stop
+from .deaths import Death, agents, deaths
+from .stops import Stop, stop
 
 # A rank doesn't die of these because another rank failed; of an abort or a broken connection it may.
 _OWN_DEATHS = tuple(
@@ -18,11 +19,9 @@ _OWN_DEATHS = tuple(
 )
 _FATAL = ("SIGKILL", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE", "SIGABRT", "SIGTERM")
 _PORT_TAKEN = re.compile(r"port: (\d+)[^\n]*EADDRINUSE")  # torch's store
-_BROKEN = re.compile(  # what is said of another rank's end
-    r"gloo|nccl|connection (reset|closed|refused)|lost its connection|broken pipe|socket|DistNetworkError"
-    r"|DistStoreError|failed to recv",
-    re.IGNORECASE,
-)
+_PEERS = r"gloo|nccl|lost its connection|DistNetworkError|DistStoreError|failed to recv|Horovod has been shut down"
+_LOST_PEER = re.compile(_PEERS, re.IGNORECASE)  # what is said of another rank's end
+_BROKEN = re.compile(rf"{_PEERS}|connection (reset|closed|refused)|broken pipe|socket", re.IGNORECASE)  # or may be
 _SAID = re.compile(  # by the worker, where it can't leave an error file
     r"^phalanx: rank (?P<rank>\d+) on (?P<host>\S+) failed: (?P<what>.*) \(exit code (?P<code>\d+); no report: ",
     re.MULTILINE,
@@ -131,8 +130,8 @@ def find(
     elif launcher == "python" and not died:
         return written or _died(Death(0, host, returncode, 0), host)
     chosen = _choose(run_dir, since, host, written, died)
-    if chosen is not None and ended is None and not died and _BROKEN.search(chosen.what):
-        chosen = _silent_one(run_dir, since, world_size, returncode) or chosen
+    if chosen is not None and ended is None and (silent := _silent(run_dir, since, world_size)) is not None:
+        chosen = _named(chosen, silent, died, written, returncode)
     return chosen or _agent(stderr, launcher, ended)
 
 
@@ -140,14 +139,13 @@ def _choose(run_dir: Path, since: float, host: str, written: Culprit | None, die
     killed = [death for death in died if -death.code in _OWN_DEATHS and not death.late]
     if killed:
         return _died(killed[0], host)
-    told = written is not None and not _BROKEN.search(written.what)
-    if not told and (terminated := next((death for death in died if death.outside and not death.late), None)):
-        return _died(terminated, host)  # by somebody else than the launcher: the others lost their connection to it
-    own = [death for death in died if not (death.late and death.code == -signal.SIGKILL)]
-    ended = [death for death in own if death.code != -signal.SIGTERM]  # SIGTERM and, late, SIGKILL: the launcher's way
-    silent = [death for death in ended if not _left_words(run_dir, death.rank, since)]
-    if written is not None and silent and _BROKEN.search(written.what):
-        return _died(silent[0], host)  # it aborted or left by os._exit, and the others only lost their connection
+    if written is not None and not _BROKEN.search(written.what):
+        return written
+    own = [death for death in died if not (death.late and death.code == -signal.SIGKILL)]  # SIGKILL: the launcher's way
+    for death in sorted(own, key=lambda death: death.late):
+        # One that lost its connection has said so; a SIGTERM is the launcher's own way too.
+        if death.outside if death.code == -signal.SIGTERM else not _left_words(run_dir, death.rank, since):
+            return _died(death, host)
     return written or (_died(died[0], host) if died else None)
 
 
@@ -157,18 +155,32 @@ def _stop(stderr: str, launcher: str | None) -> Stop | None:
 
 
 def _is_effect(written: Culprit, ended: Stop) -> bool:
-    """Whether a rank failed because the launch was ended: later, or for want of a node that is gone."""
-    if ended.node and _BROKEN.search(written.what):
+    """Whether a rank failed because the launch was ended: later, or for want of ranks that are gone
+    or never were."""
+    if (ended.node or not ended.launched) and _BROKEN.search(written.what):
         return True
     return ended.time is not None and written.time is not None and written.time >= ended.time
 
 
-def _silent_one(run_dir: Path, since: float, world_size: int | None, returncode: int) -> Culprit | None:
-    """The only rank that left no words, where all others lost a connection: MPICH doesn't name one that exits."""
-    if world_size is None or not 1 < world_size <= _FEW or returncode <= 0:
+def _silent(run_dir: Path, since: float, world_size: int | None) -> int | None:
+    """The only rank that left no words, where all others did."""
+    if world_size is None or not 1 < world_size <= _FEW:
         return None
     silent = [rank for rank in range(world_size) if not _left_words(run_dir, rank, since)]
-    return Culprit(silent[0], None, "left without a word", returncode) if len(silent) == 1 else None
+    return silent[0] if len(silent) == 1 else None
+
+
+def _named(chosen: Culprit, silent: int, died: list[Death], written: Culprit | None, returncode: int) -> Culprit:
+    """Blame the `silent` rank where the launcher names none: MPICH doesn't for one that exits, nor
+    does DeepSpeed's, whose code may be that of a rank which lost its connection."""
+    if written is None or not _BROKEN.search(written.what):
+        return chosen
+    unnamed = bool(died) and chosen.rank is None
+    if unnamed and chosen.exit_code != written.exit_code:
+        return replace(chosen, rank=silent)
+    if (unnamed and _LOST_PEER.search(written.what)) or (not died and returncode > 0):
+        return Culprit(silent, None, "left without a word", returncode)
+    return written if unnamed else chosen
 
 
 def _agent(stderr: str, launcher: str | None, ended: Stop | None) -> Culprit | None:

@@ -40,11 +40,12 @@ def current(environ: Mapping[str, str]) -> str | None:
 
 
 def one_of_several(environ: Mapping[str, str]) -> str | None:
-    """The variable that tells that srun or mpirun started this process several times, if they did. Of a step with a
+    """The variable that tells that a launcher started this process several times, if one did. Of a step with a
     terminal (`srun --pty bash`) only the first task lives."""
     if "SLURM_PTY_PORT" in environ and environ.get("SLURM_PROCID") == "0":
         return None
-    for name in ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"):
+    by_torchrun = ("WORLD_SIZE",) if "TORCHELASTIC_RUN_ID" in environ else ()  # alone it may be a leftover
+    for name in ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "HOROVOD_SIZE", *by_torchrun):
         if (_number(environ.get(name)) or 1) > 1:
             return f"{name}={environ[name]}"
     return None

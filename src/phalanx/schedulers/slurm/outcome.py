@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from .. import local_notes, verdict
-from ..deaths import TIME_LIMIT, since, stop
+from ..deaths import since
+from ..stops import TIME_LIMIT, stop
 from . import states
 from .jobs import OurJob, last_start
 

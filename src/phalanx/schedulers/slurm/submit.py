@@ -22,7 +22,7 @@ from ...errors import PlanError
 from ...facts import Facts
 from ...plan import LaunchPlan
 from ...planner import make_plan
-from ...program import Program
+from ...program import Program, interpreter_of
 from ...rundir import discard, find_run_dir, make_folder, mark_dry, new_run_dir, shared, write_atomic
 from ...shell import Word, evaluate
 from ...uses_api import check_dry_run
@@ -30,6 +30,7 @@ from ..local import with_source, without_other_launches
 from ..source import save_snapshot, save_source, tracked
 from . import client, identity, in_use
 from .output import before_submission, expand_pattern, unknown_patterns
+from .unused import unused
 
 _DRY_TIME, _DRY_SECONDS = "00:15:00", 900
 _RUNS_ON, _ARRAYS = "slurm-%j.out", "slurm-%A_%a.out"
@@ -176,7 +177,7 @@ def _check_python(plan: LaunchPlan) -> None:
         found = shutil.which(plan.python)
         if found is None or engines.folder_of(found, "phalanx") == "":
             raise PlanError(
-                f"training_cmd starts {plan.python}, and {found or 'there is none on PATH'}"
+                f"{interpreter_of(config.training_cmd, plan.python)}, and {found or 'there is none on PATH'}"
                 f"{' has no phalanx' if found else ''}, which the ranks need: set python={sys.executable}, or "
                 "venv or conda, to an environment that has it, or give the script alone (training_cmd: train.py)"
             )
@@ -198,7 +199,7 @@ def _check_snapshot(plan: LaunchPlan) -> None:
 def warnings(job: Job, chain: int = 1) -> list[str]:
     """What may be meant, but often isn't."""
     config = job.loaded.config
-    found = []
+    found = unused(job.loaded, job.plan)
     if chain > 1 and config.checkpoint.every_steps is None:
         found.append(
             f"--chain {chain} without checkpoint.every_steps: each job begins anew, unless the script saves by itself "
