@@ -247,6 +247,28 @@ def test_the_size_to_take_is_the_last_that_is_worth_it():
     assert recommended(line(point(1, 1), point(2, 0.5), point(4, 0.9)), 0.7).size.ranks == 1
 
 
+@pytest.mark.parametrize(
+    ("sizes", "take", "said"),
+    [
+        # Efficient enough, and slower all the same.
+        ({(1, 8): 4.0, (1, 9): 4.2}, (1, 8), "Stay at 1x8: 1x9 is not worth it: 0.95 times the speed"),
+        ({(1, 1): 9.0, (1, 4): 2.5, (1, 5): 2.5}, (1, 4), "an efficiency of 72%, and no faster than 1x4."),
+        # The same ranks on other nodes are one amount: the fastest of them, and never for slower ones.
+        ({(1, 4): 4.0, (2, 2): 5.0, (4, 1): 6.0}, (1, 4), "Stay at 1x4: 4x1 is not worth it: 0.67 times the speed of "
+         "1x4 with as many ranks"),
+        ({(1, 4): 4.0, (2, 2): 5.0, (2, 4): 2.2}, (2, 4), "2x4, the largest that was run, is worth it: 1.82 times"),
+        ({(1, 4): 4.0, (2, 2): 3.5, (4, 1): 6.0}, (2, 2), "2x2 is worth it: 1.14 times the speed of 1x4 with as many"),
+        ({(1, 1): 4.0, (4096, 8): 3.0}, (1, 1), "1.33 times the speed of 1x1 with 32,768 times the ranks"),
+    ],
+)  # fmt: skip
+def test_a_size_that_is_slower_is_never_the_one_to_take(sizes, take, said):
+    runs = [replace(run(2, [9, seconds, seconds, seconds]), size=Size(nodes, nodes * per))
+            for (nodes, per), seconds in sizes.items()]  # fmt: skip
+    (found,) = analyse(runs, [], Options()).groups[0].lines
+    assert recommended(found, 0.7).size == Size(take[0], take[0] * take[1])
+    assert said in found.verdict
+
+
 def test_the_verdict_and_what_is_drawn_are_of_epochs_where_their_steps_scale_better():
     """Steps scale ideally, and 0.3 s of each epoch stay: 4.3, 2.3 and 1.3 s, and 0.8 s on eight ranks, which is 67%."""
     runs = [run(ranks, [9] + 3 * [4 / ranks + 0.3], 40 // ranks) for ranks in (1, 2, 4)]
