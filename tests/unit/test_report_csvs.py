@@ -208,6 +208,39 @@ def test_computation_without_its_duration_is_a_share_of_kernel_time(tmp_path):
     assert "no profiling_time" in "; ".join(note for item in inputs for note in item.notes)
 
 
+def test_gpu_files_of_one_run_and_of_repeats(tmp_path):
+    """100 W and a second for each of 5 samples: 500 J a GPU, 2 kJ a node of four, 4 kJ of two nodes; 12 kJ at 300 W."""
+    times = [("ddp", gpus // 4, e, 8 / gpus) for gpus in (4, 8) for e in range(3)]
+
+    def samples(nodes, watts=100):
+        return [(i, 50, watts, rank, node, 8, "ddp", 1) for i in range(5) for node in nodes for rank in range(4)]
+
+    files = {"a_node": [samples([0]), samples([1])], "repeats": [samples([0, 1]), samples([0, 1], 300)],
+             "half": [samples([1])]}  # fmt: skip
+    notes = {}
+    for name, energy in {"a_node": 4000, "repeats": 8000, "half": 2000}.items():
+        write_csv(tmp_path / name / "epoch-time" / "t.csv", times)
+        for index, rows in enumerate(files[name]):
+            write_csv(tmp_path / name / "gpu-energy-data" / f"ddp_8_{index}.csv", rows, header=GPU)
+        runs, inputs = gather([str(tmp_path / name)], tmp_path / "runs", ranks_a_node=4)
+        assert [(run.size.text, run.energy) for run in runs] == [("1x4", None), ("2x4", energy)]
+        notes[name] = [note for item in inputs for note in item.notes if "GPUs:" in note]
+    assert notes == {
+        "a_node": [],
+        "repeats": ["ddp on 8 GPUs: 2 files of the same GPUs: the mean of their figures"],
+        "half": ["ddp on 8 GPUs: samples of 4 of them only, and its energy is theirs"],
+    }
+
+
+@pytest.mark.parametrize("power", ["nan", "[N/A]", "inf", ""])
+def test_the_energy_of_samples_without_power_is_not_known(tmp_path, power):
+    rows = [(i, 80, power if i == 1 else 100, 0, 0, 1, "ddp", 1) for i in range(4)]
+    write_csv(tmp_path / "gpu-energy-data" / "ddp_1.csv", rows, header=GPU)
+    (run,), inputs = read(tmp_path)
+    assert (run.gpu_utilisation, run.energy) == (80, None)
+    assert "ddp on 1 GPU: 1 sample without power, so that its energy isn't known" in inputs[0].notes
+
+
 def test_gpu_files_alone_are_points_without_times(tmp_path):
     write_csv(tmp_path / "gpu-energy-data" / "ddp_4.csv", [(0, 80, 100, 0, 0, 4, "ddp", 2)], header=GPU)
     (run,), _ = read(tmp_path)
