@@ -15,7 +15,7 @@ from ..errors import PlanError
 from ..plan import LaunchPlan
 from ..shell import Sh, Word, exports
 from . import needs
-from .wrap import inside, packages, parts
+from .wrap import image_of, inside, on_host, packages, parts
 
 _PATIENCE = 120.0  # seconds; the first look at an image on a slow file system takes long
 _known: dict[str, dict[str, Any]] = {}
@@ -56,14 +56,14 @@ def check(plan: LaunchPlan) -> None:
             f"container.image={image!r}: each rank would pull it for itself; pull it once with `phalanx container pull "
             f"{image}`, and give the .sif file"
         )
-    if not Path(plan.cwd, image).exists():
+    if not Path(image_of(plan)).exists():
         raise PlanError(
             f"container.image={image!r}: there is no such image; `phalanx container pull` or `phalanx container build` "
             "makes one"
         )
     for bind in config.binds:
         source, *_ = parts(bind)
-        if not Path(plan.cwd, source).exists():
+        if not Path(on_host(plan, source)).exists():
             raise PlanError(
                 f"container.binds has {bind!r}: {source} is not there, and a container without it doesn't start; "
                 "correct the folder, or leave it out"
