@@ -425,6 +425,13 @@ def test_an_image_for_a_command_needs_no_torch(image_says, tmp_path):
         (said(python="3.7.1"), {}, ["Python 3.7.1", "3.8 or newer", "set python"]),
         (said(worker="ImportError: x"), {}, ["ranks fail at ImportError: x"]),
         ("FATAL: could not open image", {"code": 255}, ["python3 does not run", "255", "could not open image"]),
+        ("exec: python3: not found", {"code": 127}, ["python3: not found", "set python to the image's interpreter"]),
+        (
+            "WARNING: bind\nno env/activate\npre ended",
+            {"code": 1, "overrides": ["container.pre=. env/activate"]},
+            ["(exit code 1): no env/activate", "pre ended"],
+        ),
+        ("no bash", {"code": 127, "overrides": ["env.PATH=/nix"]}, ["does not run in it (exit code 127)"]),
     ],
 )
 def test_an_image_that_ranks_could_not_use_is_refused(image_says, tmp_path, answer, options, words):
