@@ -236,6 +236,33 @@ def test_strategies_at_one_size_are_compared_with_each_other():
     assert group.notes[0] == "at 1x2 ddp is fastest: 8.00 s an epoch, horovod 9.00 s (+12%), deepspeed 10.0 s (+25%)"
 
 
+def test_strategies_that_are_as_fast_are_said_to_be():
+    runs = [replace(run(2, [9, seconds, seconds, seconds]), label=label)
+            for label, seconds in (("ddp", 8.0), ("deepspeed", 10.0), ("horovod", 8.001))]  # fmt: skip
+    (group,) = analyse(runs, [], Options()).groups
+    assert group.notes[0] == "at 1x2 ddp and horovod are fastest: 8.00 s an epoch, deepspeed 10.0 s (+25%)"
+
+
+def test_one_process_alone_is_not_told_to_run_more_sizes():
+    """`phalanx run` takes the strategy single for one process, and ddp for several."""
+    runs = [replace(run(1, [9, 8, 8, 8]), label="single"), run(2, [9, 4, 4, 4]), run(4, [9, 2, 2, 2])]
+    lines = {line.label: line for line in analyse(runs, [], Options()).groups[0].lines}
+    assert lines["single"].verdict.endswith("to see what more are worth, run another on 1x1 too.")
+    assert lines["single"].forecast is None
+
+
+def test_a_verdict_of_steps_says_so():
+    runs = [run(ranks, [9, 8 / ranks], 60) for ranks in (1, 2)]
+    (line,) = analyse(runs, [], Options()).groups[0].lines
+    assert line.of == "sample"
+    assert "in steps alone" in line.verdict
+
+
+def test_nodes_alone_beside_ranks_alone_are_told_what_joins_them():
+    runs = [replace(run(1, [9, 8, 8]), size=size, work=Work("x")) for size in (Size(1, None), Size(0, 4))]
+    assert "--ranks-per-node N says" in analyse(runs, [], Options()).warnings[0]
+
+
 def test_steps_of_the_warm_up_beside_steps_after_it_are_warned_of():
     short = run(2, [9], 100)
     found = analyse([run(1, [9, 8], 100), replace(short, steps=short.steps[:100])], [], Options())

@@ -289,3 +289,42 @@ def test_rows_with_more_fields_than_the_header_are_no_rows(tmp_path):
     (run,), (item,) = read(tmp_path)
     assert run.epochs.tolist() == [[1, 9], [2, 8]]
     assert "line 2: not a whole row, or a number of nodes or ranks that isn't one" in item.left_out
+
+
+def test_sizes_that_contradict_themselves_are_left_out(tmp_path):
+    write_csv(tmp_path / "more.csv", [("ddp", 8, 4, 0, 5), ("ddp", 1, 4, 0, 5), ("ddp", 1, 4, 1, 5)],
+              header="name,nodes,workers,epoch_id,time")  # fmt: skip
+    write_csv(tmp_path / "two.csv", [("fsdp", 4, 8, 0, 5), ("fsdp", 4, 4.0, 0, 6)],
+              header="name,workers,world_size,epoch_id,time")  # fmt: skip
+    runs, inputs = read(tmp_path)
+    assert [(run.label, run.size.text, len(run.epochs)) for run in runs] == [("ddp", "1x4", 2), ("fsdp", "1x4", 1)]
+    assert left_out(inputs, "more.csv") == "line 2 (8 and 4): more nodes than ranks"
+    assert left_out(inputs, "two.csv") == "line 2: columns of one meaning tell different numbers"
+
+
+def test_nodes_follow_from_rows_that_tell_both(tmp_path):
+    write_csv(tmp_path / "a.csv", [("ddp", 1, 4, 0, 5)], header="name,nodes,workers,epoch_id,time")
+    write_csv(tmp_path / "b.csv", [("ddp", 8, 0, 3)], header="name,workers,epoch_id,time")
+    runs, inputs = read(tmp_path)
+    assert [run.size.text for run in runs] == ["1x4", "2x4"]
+    assert [(item.path.name, item.notes) for item in inputs] == [
+        ("a.csv", ()),
+        ("b.csv", ("4 ranks a node, as rows tell that have both",)),
+    ]
+
+
+def test_a_repeated_run_keeps_the_times_that_it_shares_with_the_first(tmp_path):
+    """Whole seconds are equal often; a row that is there twice makes no run."""
+    first, again = [(0, 20), (1, 10), (2, 10)], [(0, 20), (1, 11), (2, 10)]
+    write_csv(tmp_path / "t.csv", [("ddp", 1, *row) for row in [*first, *again, (2, 10)]])
+    runs, inputs = read(tmp_path)
+    assert [run.epochs.tolist() for run in runs] == [[list(row) for row in rows] for rows in (first, again)]
+    assert left_out(inputs, "t.csv") == "ddp on 1 node: 1 row twice"
+
+
+def test_names_bring_no_control_characters_into_a_report(tmp_path):
+    (tmp_path / "t.csv").write_text('name,nodes,epoch_id,time\n"d\x1b[31mp\x07",1,0,5\n')
+    write_run(tmp_path / "r", [5, 4], strategy="f\x1b[2J\nsdp", script="t\r.py")
+    one, two = read(tmp_path)[0]
+    assert (one.label, one.work.name) == ("f\ufffd[2J\ufffdsdp", "t\ufffd.py")
+    assert two.label == "d\ufffd[31mp\ufffd"

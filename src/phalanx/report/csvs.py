@@ -10,11 +10,11 @@ from pathlib import Path
 
 import numpy as np
 
-from .csvtable import Table, few, number, whole
+from .csvtable import DIFFERS, Table, few, number, whole
 from .gpucsv import BASELINE, Energy, Key, experiment, plain
 from .gpucsv import energies as energies_of
 from .model import Input, RunData, Size, Window, Work
-from .text import count, numbers
+from .text import count, numbers, shown
 
 _FEW = 5
 _SHORTEST, _LONGEST = 1e-6, 1e9  # seconds that an epoch can take
@@ -40,6 +40,10 @@ def read_tables(
     energies = energies_of(gpu, notes)
     windows = _windows(computation)
     a_node = ranks_a_node or _gpus_a_node(runs, energies, windows)
+    if a_node is None and (a_node := _ranks_a_node(runs)):
+        found_of = {run.path for run in runs if run.size.ranks is None or run.size.nodes == 0}
+        note = f"{count(a_node, 'rank')} a node, as rows tell that have both"
+        inputs = [replace(item, notes=(*item.notes, note)) if item.path in found_of else item for item in inputs]
     runs = [_with_both(run, a_node) for run in runs]
     runs = [_joined(run, energies, windows) for run in runs]
     runs += _energy_alone(runs, energies, root)
@@ -91,10 +95,14 @@ def _runs_of(table: Table, root: Path, left_out: list[str]) -> list[RunData]:
     bad: dict[str, list[str]] = defaultdict(list)
     for line, row in enumerate(table.rows, 2):
         where = f"line {line}"
-        name, size, epoch = row.get("name", ""), _size(row), whole(row.get("epoch_id"))
+        name, size, epoch = shown(row.get("name", "")), _size(row), whole(row.get("epoch_id"))
         seconds = number(row.get("time"))
         if not name or size is None or epoch is None or row.get("time") is None:
             bad["not a whole row, or a number of nodes or ranks that isn't one"].append(where)
+        elif DIFFERS in row:
+            bad["columns of one meaning tell different numbers"].append(where)
+        elif size.ranks is not None and size.nodes > size.ranks:
+            bad["more nodes than ranks"].append(f"{where} ({size.nodes} and {size.ranks})")
         elif seconds is None or not math.isfinite(seconds):
             bad["its time is not a number"].append(f"{where} ({name}, {size.text}, epoch {epoch})")
         elif not _SHORTEST <= seconds <= _LONGEST and seconds > 0:
@@ -128,22 +136,28 @@ def _how_many(text: str | None) -> int | None:
 
 
 def _passes(rows: list[tuple[int, float]], name: str, size: Size, left_out: list[str]) -> list[list[tuple[int, float]]]:
-    """Rows as runs: an epoch that is there again is another run's; the same row twice is one row. What has no first
-    epoch is no run, but another time of an epoch."""
+    """Rows as runs: an epoch that is there again is another run's. Rows that are all in an earlier run are there
+    twice; what has no first epoch is no run, but another time of an epoch."""
     runs: list[dict[int, float]] = []
-    once = list(dict.fromkeys(rows))
-    if len(once) < len(rows):
-        left_out.append(f"{name} on {size.text}: {count(len(rows) - len(once), 'row')} twice")
-    for epoch, seconds in once:
+    for epoch, seconds in rows:
         run = next((run for run in runs if epoch not in run), None)
         if run is None:
             runs.append(run := {})
         run[epoch] = seconds
-    whole_runs = [run for run in runs if min(run) <= min(runs[0])]
-    strays = sorted({epoch for run in runs if run not in whole_runs for epoch in run})
+    found: list[dict[int, float]] = []
+    twice, strays = 0, set[int]()
+    for run in runs:
+        if any(run.items() <= other.items() for other in found):
+            twice += len(run)
+        elif min(run) <= min(runs[0]):
+            found.append(run)
+        else:
+            strays |= {epoch for epoch, seconds in run.items() if (epoch, seconds) not in runs[0].items()}
+    if twice:
+        left_out.append(f"{name} on {size.text}: {count(twice, 'row')} twice")
     if strays:
         left_out.append(f"{name} on {size.text}: another time of {numbers('epoch', strays)}")
-    return [sorted(run.items()) for run in whole_runs]
+    return [sorted(run.items()) for run in found]
 
 
 def _run(path: Path, root: Path, name: str, size: Size, run_id: str, rows: list[tuple[int, float]]) -> RunData:
@@ -214,6 +228,13 @@ def _gpus_a_node(runs: Sequence[RunData], energies: Mapping[Key, Energy], window
         said = {max(gpus) / max(nodes)} if nodes and gpus else set()
         if said and gpus - {int(node * next(iter(said))) for node in nodes}:
             return None
+    ratio = said.pop() if len(said) == 1 else 0.0
+    return int(ratio) if ratio >= 1 and ratio == int(ratio) else None
+
+
+def _ranks_a_node(runs: Sequence[RunData]) -> int | None:
+    """Of runs that tell nodes and ranks, if it is the same number."""
+    said = {run.size.ranks / run.size.nodes for run in runs if run.size.ranks and run.size.nodes}
     ratio = said.pop() if len(said) == 1 else 0.0
     return int(ratio) if ratio >= 1 and ratio == int(ratio) else None
 

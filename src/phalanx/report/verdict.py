@@ -84,7 +84,7 @@ def _gain(line: Line, point: Point) -> str:
     times = f"as many {what}" if more == 1 else f"{digits(more).removesuffix('.00')} times the {what}"
     return (
         f"{ratio(point.speedup.value)} times the {work} of {line.base.text} with {times}, "
-        f"an efficiency of {percent(point.efficiency.value)}"
+        f"an efficiency of {percent(point.efficiency.value)}{' in steps alone' if line.of != 'epoch' else ''}"
     )
 
 
