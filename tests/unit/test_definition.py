@@ -32,7 +32,8 @@ def test_a_definition_keeps_the_images_torch_and_copies_no_secrets(tmp_path, mon
         )
         == 0
     )
-    text = capsys.readouterr().out
+    text, warned = capsys.readouterr()
+    assert f"--from {BASES['pytorch'].replace('runtime', 'devel')}\n" in warned
     assert "From: docker.io/pytorch/pytorch:" in text
     assert text.index("/phalanx-torch.txt") < text.index("pip install")
     assert all("--constraint /phalanx-torch.txt" in line for line in text.splitlines() if "pip install" in line)

@@ -133,7 +133,13 @@ def _definition(scanned: Scanned, extras: list[str]) -> int:
         raise PlanError(f"--requirements {requirements!r}: there is no such file")
     if requirements is not None and ".env" in (Path(requirements).name, Path(requirements).resolve().name):
         raise PlanError("--requirements .env: that file holds secrets, which must not go into an image")
-    text = definition.text(scanned.values.get("from", "nvidia"), extras, requirements)
+    base = scanned.values.get("from", "nvidia")
+    text = definition.text(base, extras, requirements)
+    if "horovod" in extras and "-runtime" in definition.bootstrap_of(base)[1]:
+        devel = definition.bootstrap_of(base)[1].replace("-runtime", "-devel")
+        print(
+            f"warning: an image for running has no nvcc, with which Horovod is built: --from {devel}", file=sys.stderr
+        )
     out = scanned.values.get("out")
     if out is None:
         print(text, end="")
