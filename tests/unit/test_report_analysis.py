@@ -258,6 +258,13 @@ def test_a_verdict_of_steps_says_so():
     assert "in steps alone" in line.verdict
 
 
+def test_weak_runs_whose_samples_grow_otherwise_are_not_said_to_have_the_same():
+    runs = [replace(run(ranks, [9, 8, 8, 8], 60, work=replace(WORK, dataset=dataset)), scaling="weak")
+            for ranks, dataset in ((1, 1000), (2, 1500))]  # fmt: skip
+    (note, *_) = analyse(runs, [], Options()).groups[0].notes
+    assert note == "ddp: its epochs have samples that do not grow as sizes do, so that times a sample are compared"
+
+
 def test_nodes_alone_beside_ranks_alone_are_told_what_joins_them():
     runs = [replace(run(1, [9, 8, 8]), size=size, work=Work("x")) for size in (Size(1, None), Size(0, 4))]
     assert "--ranks-per-node N says" in analyse(runs, [], Options()).warnings[0]

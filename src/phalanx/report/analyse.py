@@ -224,9 +224,12 @@ def _basis(sizes: Mapping[Size, Measured], weak: bool) -> tuple[str, str]:
     epochs = all(own.epoch is not None for own in all_of)
     samples = all(own.sampled is not None for own in all_of)
     if weak and epochs and not _grows(all_of):
+        same = len({own.dataset for own in all_of}) == 1
+        samples_are = "the same samples at all sizes" if same else "samples that do not grow as sizes do"
+        why = f"its epochs have {samples_are}"
         if samples:
-            return "sample", "its epochs have the same samples at all sizes, so that times a sample are compared"
-        return "", "its epochs have the same samples at all sizes: that is strong scaling; there is no speedup to show"
+            return "sample", f"{why}, so that times a sample are compared"
+        return "", f"{why}{': that is strong scaling' if same else ''}; there is no speedup to show"
     least = min((own.epoch.count for own in all_of if own.epoch), default=0)
     if epochs and not (samples and least < _FEW and all(own.sampled and own.sampled.count >= _MANY for own in all_of)):
         return "epoch", ""
