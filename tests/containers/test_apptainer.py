@@ -70,7 +70,8 @@ def here(sif: Path, tmp_path: Path) -> Here:
 @pytest.mark.parametrize("clean", ["false", "true"])
 def test_ranks_run_inside_with_their_variables(here: Here, clean: str) -> None:
     odd = 'it\'s "$HOME", `id` [x]'
-    done = here.run("--nproc", "2", f"container.clean_env={clean}", f"env.MY_A={odd}", "facts.py", "a b", "$HOME,x")
+    more = (f"container.clean_env={clean}", f"container.args={'--contain' if clean == 'true' else ''}")
+    done = here.run("--nproc", "2", *more, f"env.MY_A={odd}", "facts.py", "a b", "$HOME,x")
     assert done.returncode == 0, done.stderr
     for rank in (0, 1):
         facts = here.facts(rank)

@@ -68,6 +68,7 @@ srun \
   --cpus-per-task=8 \
   --kill-on-bad-exit=1 \
   bash -c 'if [ -n "${TMPDIR:-}" ]; then mkdir -p "$TMPDIR"; fi
+export SINGULARITYENV_PHALANX_CWD="$(pwd -P)"
 for name in $(compgen -e | grep -E '"'"'^((RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|NODE_RANK|GROUP_RANK|TMPDIR|PYTHONUNBUFFERED|http_proxy|https_proxy|no_proxy|HTTP_PROXY|HTTPS_PROXY|NO_PROXY|TERM|USER)$|SLURM_|PMI|OMPI_|MPI_|MV2_|HYDRA_|PALS_|FLUX_|PHALANX_|TORCHELASTIC_|MASTER_|CUDA_|NVIDIA_|ROCR_|HIP_|NCCL_|RCCL_|GLOO_|UCX_|FI_|OMP_|MKL_|OPENBLAS_|TRITON_|TORCH|MIOPEN_|WANDB_|MLFLOW_|HF_|HUGGING_FACE_|ACCELERATE_|DS_|HOROVOD_|RAY_)'"'"'); do export "SINGULARITYENV_$name=${!name}"; done
 export SINGULARITYENV_PYTHONNOUSERSITE="${SINGULARITYENV_PYTHONNOUSERSITE-1}"
 own=()
@@ -83,9 +84,17 @@ exec env \
   --mount="type=bind,\"source=$PHALANX_RUN_DIR\",\"destination=$PHALANX_RUN_DIR\"" ${TMPDIR:+--mount="type=bind,\"source=$TMPDIR\",\"destination=$TMPDIR\""} "${own[@]}" \
   --cleanenv \
   --rocm \
-  /home/me/project/a.sif sh -c '"'"'exec "$(command -v bash || command -v sh)" -c "$@"'"'"' sh '"'"'set -e
+  /home/me/project/a.sif sh -c '"'"'exec "$(command -v bash || command -v sh)" -c "$@"'"'"' sh '"'"'cd -- "${PHALANX_CWD:-.}" 2>/dev/null || :; unset PHALANX_CWD
+set -e
 trap '"'"'"'"'"'"'"'"'code=$?; echo "phalanx: container.pre ended with exit code $code on $(uname -n), so nothing is started there: correct the lines (what they printed stands above), or add || true to one that may fail" >&2; [ "$code" -ne 0 ] || code=1; exit "$code"'"'"'"'"'"'"'"'"' EXIT
+phalanx_n=0
+for phalanx_w do phalanx_n=$((phalanx_n + 1)); eval "phalanx_$phalanx_n=\$phalanx_w"; done
+set --
 . /opt/env.sh
+set --; phalanx_w=0
+while [ "$phalanx_w" -lt "$phalanx_n" ]; do
+  phalanx_w=$((phalanx_w + 1)); eval "set -- \"\$@\" \"\$phalanx_$phalanx_w\""
+done
 trap - EXIT
 export PYTHONPATH="/.phalanx/lib${PYTHONPATH:+:$PYTHONPATH}"
 exec "$@"'"'"' \

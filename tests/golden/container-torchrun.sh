@@ -59,6 +59,7 @@ srun \
   --kill-on-bad-exit=1 \
   --cpu-bind=none \
   bash -c 'if [ -n "${TMPDIR:-}" ]; then mkdir -p "$TMPDIR"; fi
+export APPTAINERENV_PHALANX_CWD="$(pwd -P)"
 for name in $(compgen -e | grep -E '"'"'^((RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|NODE_RANK|GROUP_RANK|TMPDIR|PYTHONUNBUFFERED|http_proxy|https_proxy|no_proxy|HTTP_PROXY|HTTPS_PROXY|NO_PROXY|TERM|USER)$|SLURM_|PMI|OMPI_|MPI_|MV2_|HYDRA_|PALS_|FLUX_|PHALANX_|TORCHELASTIC_|MASTER_|CUDA_|NVIDIA_|ROCR_|HIP_|NCCL_|RCCL_|GLOO_|UCX_|FI_|OMP_|MKL_|OPENBLAS_|TRITON_|TORCH|MIOPEN_|WANDB_|MLFLOW_|HF_|HUGGING_FACE_|ACCELERATE_|DS_|HOROVOD_|RAY_)'"'"'); do export "APPTAINERENV_$name=${!name}"; done
 export APPTAINERENV_PYTHONNOUSERSITE="${APPTAINERENV_PYTHONNOUSERSITE-1}"
 own=()
@@ -74,7 +75,8 @@ exec env \
   --mount="type=bind,\"source=$PHALANX_RUN_DIR\",\"destination=$PHALANX_RUN_DIR\"" \
   --mount=type=bind,source=/data,destination=/data,ro "${own[@]}" \
   $([ -e /proc/driver/nvidia ] && echo --nv || { [ -e /dev/kfd ] && echo --rocm; }) \
-  /images/a.sif sh -c '"'"'export PYTHONPATH="/.phalanx/lib${PYTHONPATH:+:$PYTHONPATH}"
+  /images/a.sif sh -c '"'"'cd -- "${PHALANX_CWD:-.}" 2>/dev/null || :; unset PHALANX_CWD
+export PYTHONPATH="/.phalanx/lib${PYTHONPATH:+:$PYTHONPATH}"
 exec "$@"'"'"' sh python3 -m torch.distributed.run \
   --nnodes 2 \
   --rdzv-backend c10d \

@@ -93,6 +93,7 @@ mpirun \
   --bind-to none \
   $(compgen -e | grep -E '^((PATH|LD_LIBRARY_PATH|PYTHONPATH|VIRTUAL_ENV|TMPDIR|PYTHONUNBUFFERED)$|(NCCL|GLOO|UCX|PHALANX|OMP|TRITON|TORCHINDUCTOR)_)' | sed 's/^/-x /') \
   bash -c 'if [ -n "${TMPDIR:-}" ]; then mkdir -p "$TMPDIR"; fi
+export APPTAINERENV_PHALANX_CWD="$(pwd -P)"
 for name in $(compgen -e | grep -E '"'"'^((RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|NODE_RANK|GROUP_RANK|TMPDIR|PYTHONUNBUFFERED|http_proxy|https_proxy|no_proxy|HTTP_PROXY|HTTPS_PROXY|NO_PROXY|TERM|USER)$|SLURM_|PMI|OMPI_|MPI_|MV2_|HYDRA_|PALS_|FLUX_|PHALANX_|TORCHELASTIC_|MASTER_|CUDA_|NVIDIA_|ROCR_|HIP_|NCCL_|RCCL_|GLOO_|UCX_|FI_|OMP_|MKL_|OPENBLAS_|TRITON_|TORCH|MIOPEN_|WANDB_|MLFLOW_|HF_|HUGGING_FACE_|ACCELERATE_|DS_|HOROVOD_|RAY_)'"'"'); do export "APPTAINERENV_$name=${!name}"; done
 export APPTAINERENV_PYTHONNOUSERSITE="${APPTAINERENV_PYTHONNOUSERSITE-1}"
 own=()
@@ -108,7 +109,8 @@ exec env \
   --mount=type=bind,source=/py/lib/python3/site-packages/phalanx/testing,destination=/py/lib/python3/site-packages/phalanx/testing \
   --mount="type=bind,\"source=$PHALANX_RUN_DIR\",\"destination=$PHALANX_RUN_DIR\"" "${own[@]}" \
   --nv \
-  /home/me/project/images/phalanx.sif sh -c '"'"'export PYTHONPATH="/.phalanx/lib${PYTHONPATH:+:$PYTHONPATH}"
+  /home/me/project/images/phalanx.sif sh -c '"'"'cd -- "${PHALANX_CWD:-.}" 2>/dev/null || :; unset PHALANX_CWD
+export PYTHONPATH="/.phalanx/lib${PYTHONPATH:+:$PYTHONPATH}"
 exec "$@"'"'"' sh python3 -m phalanx.worker \
   /py/lib/python3/site-packages/phalanx/testing/rank.py mpirun horovod_dist 300 tests/hpc'
 status=$?

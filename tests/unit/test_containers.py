@@ -13,7 +13,7 @@ import pytest
 import phalanx
 from phalanx.config import load_config
 from phalanx.containers import images, probe
-from phalanx.containers.wrap import parts
+from phalanx.containers.wrap import packages, parts
 from phalanx.errors import ConfigError, PlanError
 from phalanx.facts import Facts
 from phalanx.planner import make_plan
@@ -139,6 +139,51 @@ def carried_out(words, folder, path=None):
 def test_this_package_comes_before_the_images_own_path(tmp_path, run):
     done = carried_out(words_inside(tmp_path, run), tmp_path)
     assert done.stdout == "A= PYTHONPATH=/.phalanx/lib:/images/own\n"
+
+
+def test_a_script_that_is_sourced_before_gets_no_word_of_the_ranks(tmp_path, run):
+    """Bash gives a script that is sourced without arguments the words of the one that sources it."""
+    (tmp_path / "activate").write_text('export A="$#:$*"\n')
+    (tmp_path / "dash").mkdir()
+    (tmp_path / "dash/sh").symlink_to(shutil.which("sh"))
+    start = words_inside(tmp_path, run, "container.pre=. ./activate")
+    for path in (os.environ["PATH"], str(tmp_path / "dash")):
+        odd = ["a b", "", "it's $HOME", "*", "x\n"]
+        shown = [sys.executable, "-c", "import os, sys; print([os.environ['A'], *sys.argv[1:]])", *odd]
+        words = [shutil.which(start[0]), *start[1:], *shown]
+        done = subprocess.run(words, env={"PATH": path}, cwd=tmp_path, capture_output=True, text=True)
+        assert done.stdout == f"{['0:', *odd]}\n", done.stderr
+
+
+def test_a_rank_begins_in_the_folder_of_its_task(tmp_path, run):
+    """With --contain, containers start in their home. Its own variable would be taken for a setting."""
+    ((words, variables),) = run(plan(tmp_path))
+    assert variables["APPTAINERENV_PHALANX_CWD"] == os.getcwd()
+    inside = words[words.index(f"{tmp_path}/i.sif") + 1 :]
+    start = [shutil.which("sh"), *inside[1 : inside.index("python3")]]
+    for there, expected in ((tmp_path, tmp_path), (tmp_path / "nix", Path("/"))):
+        environ = {"PATH": os.environ["PATH"], "PHALANX_CWD": str(there)}
+        shown = ["sh", "-c", 'echo "$(pwd) ${PHALANX_CWD-}"']
+        done = subprocess.run([*start, *shown], env=environ, cwd="/", capture_output=True, text=True)
+        assert done.stdout == f"{expected} \n"
+
+
+def test_paths_of_the_host_may_begin_with_the_home(tmp_path, run, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for folder in ("data", "h"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "j.sif").touch()
+    settings = ("container.image=~/j.sif", "container.binds=~/data,data:/d:ro", "container.home=~/h")
+    made = plan(tmp_path, *settings)
+    probe.check(made)
+    ((words, _),) = run(made)
+    assert f"{tmp_path}/j.sif" in words
+    assert f"--home={tmp_path}/h" in words
+    mounts = [next(csv.reader([word[8:]])) for word in words if word.startswith("--mount=")]
+    assert ["type=bind", f"source={tmp_path}/data", f"destination={tmp_path}/data"] in mounts
+    assert ["type=bind", f"source={tmp_path}/data", "destination=/d", "ro"] in mounts
+    assert packages(made) == tmp_path / "j.sif.phalanx"
+    assert packages(plan(tmp_path, "container.image=/")) == Path("/.phalanx")
 
 
 @pytest.mark.parametrize(
@@ -380,6 +425,13 @@ def test_an_image_for_a_command_needs_no_torch(image_says, tmp_path):
         (said(python="3.7.1"), {}, ["Python 3.7.1", "3.8 or newer", "set python"]),
         (said(worker="ImportError: x"), {}, ["ranks fail at ImportError: x"]),
         ("FATAL: could not open image", {"code": 255}, ["python3 does not run", "255", "could not open image"]),
+        ("exec: python3: not found", {"code": 127}, ["python3: not found", "set python to the image's interpreter"]),
+        (
+            "WARNING: bind\nno env/activate\npre ended",
+            {"code": 1, "overrides": ["container.pre=. env/activate"]},
+            ["(exit code 1): no env/activate", "pre ended"],
+        ),
+        ("no bash", {"code": 127, "overrides": ["env.PATH=/nix"]}, ["does not run in it (exit code 127)"]),
     ],
 )
 def test_an_image_that_ranks_could_not_use_is_refused(image_says, tmp_path, answer, options, words):

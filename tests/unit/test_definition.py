@@ -32,7 +32,8 @@ def test_a_definition_keeps_the_images_torch_and_copies_no_secrets(tmp_path, mon
         )
         == 0
     )
-    text = capsys.readouterr().out
+    text, warned = capsys.readouterr()
+    assert f"--from {BASES['pytorch'].replace('runtime', 'devel')}\n" in warned
     assert "From: docker.io/pytorch/pytorch:" in text
     assert text.index("/phalanx-torch.txt") < text.index("pip install")
     assert all("--constraint /phalanx-torch.txt" in line for line in text.splitlines() if "pip install" in line)
@@ -55,6 +56,8 @@ def test_a_definition_keeps_the_images_torch_and_copies_no_secrets(tmp_path, mon
         ("shub://a/b", ("shub", "a/b")),
         ("docker-daemon://mine:latest", ("docker-daemon", "mine:latest")),
         ("docker-daemon:mine:latest", ("docker-daemon", "mine:latest")),
+        ("DOCKER://a/b", ("docker", "a/b")),
+        ("Oras://h/a:1", ("oras", "h/a:1")),
     ],
 )
 def test_an_image_is_named_in_its_agents_words(base, expected):
@@ -137,3 +140,40 @@ def test_an_extra_that_is_a_file_is_copied(tmp_path, monkeypatch, capsys):
     assert "install --no-cache-dir /opt/extras/own --constraint" in text
     assert main(["container", "definition", "--with", "./nix"]) == 2
     assert "nix: there is no such file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("base", ["docker:a/b", "library:me/x/y", "oras:h/a:1"])
+def test_an_address_without_its_slashes_is_no_image_of_a_host(base):
+    with pytest.raises(PlanError, match=f"an address has //, such as {base.replace(':', '://', 1)}"):
+        bootstrap_of(base)
+
+
+def test_paths_with_blanks_are_quoted_as_apptainer_reads_them(tmp_path, monkeypatch, capsys):
+    """It takes an unquoted one for a source and a target."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a b").mkdir()
+    (tmp_path / "a b/c d.txt").touch()
+    assert f'    "{tmp_path}/a b/c d.txt" /requirements.txt\n' in written(capsys, "--requirements", "a b/c d.txt")
+    (tmp_path / "i j.sif").touch()
+    assert f"Bootstrap: localimage\nFrom: {tmp_path}/i j.sif\n" in written(capsys, "--from", "i j.sif")
+    (tmp_path / 'q"q').touch()
+    assert main(["container", "definition", "--requirements", 'q"q']) == 2
+    assert "can't hold a path with quotes" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("pytorch",), "unknown word 'pytorch': an image is --from pytorch"),
+        (("--from", "pytorch", "--out", "nix/x.def"), "nix/x.def: cannot be written: No such file"),
+        (("--requirements", "other.txt"), "holds secrets"),
+    ],
+)
+def test_what_no_definition_can_be_made_of_is_said(tmp_path, monkeypatch, capsys, words, said):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / ".env").write_text("WANDB_API_KEY=hush")
+    (tmp_path / "other.txt").symlink_to(".env")
+    assert main(["container", "definition", *words]) == 2
+    printed = capsys.readouterr()
+    assert said in printed.err
+    assert printed.out == ""

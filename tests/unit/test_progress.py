@@ -71,3 +71,12 @@ def test_nothing_is_drawn_into_a_file_or_by_other_ranks(monkeypatch, shown):
     _, stderr = streams(monkeypatch, stderr=io.StringIO if shown else Terminal)
     draw(shown=shown)
     assert stderr.getvalue() == ""
+
+
+@pytest.mark.parametrize("module", ["rich.console", "rich.progress"])
+def test_without_rich_there_is_no_bar_and_the_training_goes_on(monkeypatch, module):
+    """Images have pydantic and PyYAML more often than rich, or an old one; jobs draw no bar, and don't need it."""
+    stdout, _ = streams(monkeypatch)
+    monkeypatch.setitem(sys.modules, module, None)
+    draw()
+    assert stdout.getvalue() == "step 0\nstep 1\nstep 2\n"

@@ -236,6 +236,40 @@ def test_strategies_at_one_size_are_compared_with_each_other():
     assert group.notes[0] == "at 1x2 ddp is fastest: 8.00 s an epoch, horovod 9.00 s (+12%), deepspeed 10.0 s (+25%)"
 
 
+def test_strategies_that_are_as_fast_are_said_to_be():
+    runs = [replace(run(2, [9, seconds, seconds, seconds]), label=label)
+            for label, seconds in (("ddp", 8.0), ("deepspeed", 10.0), ("horovod", 8.001))]  # fmt: skip
+    (group,) = analyse(runs, [], Options()).groups
+    assert group.notes[0] == "at 1x2 ddp and horovod are fastest: 8.00 s an epoch, deepspeed 10.0 s (+25%)"
+
+
+def test_one_process_alone_is_not_told_to_run_more_sizes():
+    """`phalanx run` takes the strategy single for one process, and ddp for several."""
+    runs = [replace(run(1, [9, 8, 8, 8]), label="single"), run(2, [9, 4, 4, 4]), run(4, [9, 2, 2, 2])]
+    lines = {line.label: line for line in analyse(runs, [], Options()).groups[0].lines}
+    assert lines["single"].verdict.endswith("to see what more are worth, run another on 1x1 too.")
+    assert lines["single"].forecast is None
+
+
+def test_a_verdict_of_steps_says_so():
+    runs = [run(ranks, [9, 8 / ranks], 60) for ranks in (1, 2)]
+    (line,) = analyse(runs, [], Options()).groups[0].lines
+    assert line.of == "sample"
+    assert "in steps alone" in line.verdict
+
+
+def test_weak_runs_whose_samples_grow_otherwise_are_not_said_to_have_the_same():
+    runs = [replace(run(ranks, [9, 8, 8, 8], 60, work=replace(WORK, dataset=dataset)), scaling="weak")
+            for ranks, dataset in ((1, 1000), (2, 1500))]  # fmt: skip
+    (note, *_) = analyse(runs, [], Options()).groups[0].notes
+    assert note == "ddp: its epochs have samples that do not grow as sizes do, so that times a sample are compared"
+
+
+def test_nodes_alone_beside_ranks_alone_are_told_what_joins_them():
+    runs = [replace(run(1, [9, 8, 8]), size=size, work=Work("x")) for size in (Size(1, None), Size(0, 4))]
+    assert "--ranks-per-node N says" in analyse(runs, [], Options()).warnings[0]
+
+
 def test_steps_of_the_warm_up_beside_steps_after_it_are_warned_of():
     short = run(2, [9], 100)
     found = analyse([run(1, [9, 8], 100), replace(short, steps=short.steps[:100])], [], Options())
@@ -245,6 +279,28 @@ def test_steps_of_the_warm_up_beside_steps_after_it_are_warned_of():
 def test_the_size_to_take_is_the_last_that_is_worth_it():
     assert recommended(line(point(1, 1), point(2, 0.9), point(4, 0.5)), 0.7).size.ranks == 2
     assert recommended(line(point(1, 1), point(2, 0.5), point(4, 0.9)), 0.7).size.ranks == 1
+
+
+@pytest.mark.parametrize(
+    ("sizes", "take", "said"),
+    [
+        # Efficient enough, and slower all the same.
+        ({(1, 8): 4.0, (1, 9): 4.2}, (1, 8), "Stay at 1x8: 1x9 is not worth it: 0.95 times the speed"),
+        ({(1, 1): 9.0, (1, 4): 2.5, (1, 5): 2.5}, (1, 4), "an efficiency of 72%, and no faster than 1x4."),
+        # The same ranks on other nodes are one amount: the fastest of them, and never for slower ones.
+        ({(1, 4): 4.0, (2, 2): 5.0, (4, 1): 6.0}, (1, 4), "Stay at 1x4: 4x1 is not worth it: 0.67 times the speed of "
+         "1x4 with as many ranks"),
+        ({(1, 4): 4.0, (2, 2): 5.0, (2, 4): 2.2}, (2, 4), "2x4, the largest that was run, is worth it: 1.82 times"),
+        ({(1, 4): 4.0, (2, 2): 3.5, (4, 1): 6.0}, (2, 2), "2x2 is worth it: 1.14 times the speed of 1x4 with as many"),
+        ({(1, 1): 4.0, (4096, 8): 3.0}, (1, 1), "1.33 times the speed of 1x1 with 32,768 times the ranks"),
+    ],
+)  # fmt: skip
+def test_a_size_that_is_slower_is_never_the_one_to_take(sizes, take, said):
+    runs = [replace(run(2, [9, seconds, seconds, seconds]), size=Size(nodes, nodes * per))
+            for (nodes, per), seconds in sizes.items()]  # fmt: skip
+    (found,) = analyse(runs, [], Options()).groups[0].lines
+    assert recommended(found, 0.7).size == Size(take[0], take[0] * take[1])
+    assert said in found.verdict
 
 
 def test_the_verdict_and_what_is_drawn_are_of_epochs_where_their_steps_scale_better():

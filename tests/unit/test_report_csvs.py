@@ -208,6 +208,39 @@ def test_computation_without_its_duration_is_a_share_of_kernel_time(tmp_path):
     assert "no profiling_time" in "; ".join(note for item in inputs for note in item.notes)
 
 
+def test_gpu_files_of_one_run_and_of_repeats(tmp_path):
+    """100 W and a second for each of 5 samples: 500 J a GPU, 2 kJ a node of four, 4 kJ of two nodes; 12 kJ at 300 W."""
+    times = [("ddp", gpus // 4, e, 8 / gpus) for gpus in (4, 8) for e in range(3)]
+
+    def samples(nodes, watts=100):
+        return [(i, 50, watts, rank, node, 8, "ddp", 1) for i in range(5) for node in nodes for rank in range(4)]
+
+    files = {"a_node": [samples([0]), samples([1])], "repeats": [samples([0, 1]), samples([0, 1], 300)],
+             "half": [samples([1])]}  # fmt: skip
+    notes = {}
+    for name, energy in {"a_node": 4000, "repeats": 8000, "half": 2000}.items():
+        write_csv(tmp_path / name / "epoch-time" / "t.csv", times)
+        for index, rows in enumerate(files[name]):
+            write_csv(tmp_path / name / "gpu-energy-data" / f"ddp_8_{index}.csv", rows, header=GPU)
+        runs, inputs = gather([str(tmp_path / name)], tmp_path / "runs", ranks_a_node=4)
+        assert [(run.size.text, run.energy) for run in runs] == [("1x4", None), ("2x4", energy)]
+        notes[name] = [note for item in inputs for note in item.notes if "GPUs:" in note]
+    assert notes == {
+        "a_node": [],
+        "repeats": ["ddp on 8 GPUs: 2 files of the same GPUs: the mean of their figures"],
+        "half": ["ddp on 8 GPUs: samples of 4 of them only, and its energy is theirs"],
+    }
+
+
+@pytest.mark.parametrize("power", ["nan", "[N/A]", "inf", ""])
+def test_the_energy_of_samples_without_power_is_not_known(tmp_path, power):
+    rows = [(i, 80, power if i == 1 else 100, 0, 0, 1, "ddp", 1) for i in range(4)]
+    write_csv(tmp_path / "gpu-energy-data" / "ddp_1.csv", rows, header=GPU)
+    (run,), inputs = read(tmp_path)
+    assert (run.gpu_utilisation, run.energy) == (80, None)
+    assert "ddp on 1 GPU: 1 sample without power, so that its energy isn't known" in inputs[0].notes
+
+
 def test_gpu_files_alone_are_points_without_times(tmp_path):
     write_csv(tmp_path / "gpu-energy-data" / "ddp_4.csv", [(0, 80, 100, 0, 0, 4, "ddp", 2)], header=GPU)
     (run,), _ = read(tmp_path)
@@ -256,3 +289,42 @@ def test_rows_with_more_fields_than_the_header_are_no_rows(tmp_path):
     (run,), (item,) = read(tmp_path)
     assert run.epochs.tolist() == [[1, 9], [2, 8]]
     assert "line 2: not a whole row, or a number of nodes or ranks that isn't one" in item.left_out
+
+
+def test_sizes_that_contradict_themselves_are_left_out(tmp_path):
+    write_csv(tmp_path / "more.csv", [("ddp", 8, 4, 0, 5), ("ddp", 1, 4, 0, 5), ("ddp", 1, 4, 1, 5)],
+              header="name,nodes,workers,epoch_id,time")  # fmt: skip
+    write_csv(tmp_path / "two.csv", [("fsdp", 4, 8, 0, 5), ("fsdp", 4, 4.0, 0, 6)],
+              header="name,workers,world_size,epoch_id,time")  # fmt: skip
+    runs, inputs = read(tmp_path)
+    assert [(run.label, run.size.text, len(run.epochs)) for run in runs] == [("ddp", "1x4", 2), ("fsdp", "1x4", 1)]
+    assert left_out(inputs, "more.csv") == "line 2 (8 and 4): more nodes than ranks"
+    assert left_out(inputs, "two.csv") == "line 2: columns of one meaning tell different numbers"
+
+
+def test_nodes_follow_from_rows_that_tell_both(tmp_path):
+    write_csv(tmp_path / "a.csv", [("ddp", 1, 4, 0, 5)], header="name,nodes,workers,epoch_id,time")
+    write_csv(tmp_path / "b.csv", [("ddp", 8, 0, 3)], header="name,workers,epoch_id,time")
+    runs, inputs = read(tmp_path)
+    assert [run.size.text for run in runs] == ["1x4", "2x4"]
+    assert [(item.path.name, item.notes) for item in inputs] == [
+        ("a.csv", ()),
+        ("b.csv", ("4 ranks a node, as rows tell that have both",)),
+    ]
+
+
+def test_a_repeated_run_keeps_the_times_that_it_shares_with_the_first(tmp_path):
+    """Whole seconds are equal often; a row that is there twice makes no run."""
+    first, again = [(0, 20), (1, 10), (2, 10)], [(0, 20), (1, 11), (2, 10)]
+    write_csv(tmp_path / "t.csv", [("ddp", 1, *row) for row in [*first, *again, (2, 10)]])
+    runs, inputs = read(tmp_path)
+    assert [run.epochs.tolist() for run in runs] == [[list(row) for row in rows] for rows in (first, again)]
+    assert left_out(inputs, "t.csv") == "ddp on 1 node: 1 row twice"
+
+
+def test_names_bring_no_control_characters_into_a_report(tmp_path):
+    (tmp_path / "t.csv").write_text('name,nodes,epoch_id,time\n"d\x1b[31mp\x07",1,0,5\n')
+    write_run(tmp_path / "r", [5, 4], strategy="f\x1b[2J\nsdp", script="t\r.py")
+    one, two = read(tmp_path)[0]
+    assert (one.label, one.work.name) == ("f\ufffd[2J\ufffdsdp", "t\ufffd.py")
+    assert two.label == "d\ufffd[31mp\ufffd"

@@ -59,6 +59,8 @@ def main(argv: Sequence[str]) -> int:
         print(HELP)
         return 0
     if action == "definition":
+        if words:
+            raise UsageError(f"unknown word {words[0]!r}: an image is --from {words[0]}, and extras follow --with")
         return _definition(scanned, extras)
     config = load_config(scanned.files, scanned.overrides, os.environ).config
     if action == "prepare":
@@ -129,15 +131,24 @@ def _definition(scanned: Scanned, extras: list[str]) -> int:
     requirements = scanned.values.get("requirements")
     if requirements is not None and not Path(requirements).is_file():
         raise PlanError(f"--requirements {requirements!r}: there is no such file")
-    if requirements is not None and Path(requirements).name == ".env":
+    if requirements is not None and ".env" in (Path(requirements).name, Path(requirements).resolve().name):
         raise PlanError("--requirements .env: that file holds secrets, which must not go into an image")
-    text = definition.text(scanned.values.get("from", "nvidia"), extras, requirements)
+    base = scanned.values.get("from", "nvidia")
+    text = definition.text(base, extras, requirements)
+    if "horovod" in extras and "-runtime" in definition.bootstrap_of(base)[1]:
+        devel = definition.bootstrap_of(base)[1].replace("-runtime", "-devel")
+        print(
+            f"warning: an image for running has no nvcc, with which Horovod is built: --from {devel}", file=sys.stderr
+        )
     out = scanned.values.get("out")
     if out is None:
         print(text, end="")
     elif Path(out).exists():
         raise PlanError(f"{out} exists and is left as it is: give another --out FILE")
     else:
-        Path(out).write_text(text, encoding="utf-8")
+        try:
+            Path(out).write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise PlanError(f"--out {out}: cannot be written: {error.strerror}; choose another file") from None
         print(out)
     return 0

@@ -38,7 +38,8 @@ def text(base: str, extras: Sequence[str], requirements: str | None) -> str:
     agent, image = bootstrap_of(base)
     wanted, copies = _copied(_wanted(extras))
     copies += [(str(Path(requirements).absolute()), "/requirements.txt")] if requirements else []
-    files = "\n%files\n" + "".join(f"    {source} {target}\n" for source, target in copies) if copies else ""
+    lines_of = [f"    {_quoted(source)} {_quoted(target)}\n" for source, target in copies]
+    files = "\n%files\n" + "".join(lines_of) if copies else ""
     lines = "\n".join(_post(wanted, requirements is not None))
     return f"""\
 Bootstrap: {agent}
@@ -61,6 +62,13 @@ From: {image}
 """
 
 
+def _quoted(path: str) -> str:
+    """As Apptainer splits lines of %files; it knows no escape."""
+    if '"' in path or "\n" in path:
+        raise PlanError(f"{path!r}: a definition can't hold a path with quotes or breaks: rename it, or copy it")
+    return f'"{path}"' if re.search(r"\s", path) else path
+
+
 def bootstrap_of(base: str) -> tuple[str, str]:
     """Apptainer's bootstrap agent for an image, and its name in that agent's words: `--from` takes
     addresses as `pull` does, files, and names without an address, which are Docker's."""
@@ -70,17 +78,21 @@ def bootstrap_of(base: str) -> tuple[str, str]:
             f"--from {base!r}: no image is built from {agent}://; expected NAME:TAG, a .sif file, or one of "
             f"{', '.join(f'{known}://' for known in _AGENTS)}. Pull it first, and give the file"
         )
-    if not name or re.search(r"\s", name):
+    known, _, rest = name.partition(":")
+    if agent == "docker" and known in _AGENTS and re.match(r"(?!\d+/)[^/]*/", rest):  # a host's port is a number
+        raise PlanError(f"--from {base!r}: an address has //, such as {known}://{rest}")
+    if not name or re.search("\n" if agent in _FILES else r"\s", name):
         raise PlanError(f"--from {base!r}: expected {', '.join(BASES)}, an image's name or address, or a .sif file")
     return agent, _file(name, agent, base) if agent in _FILES else name
 
 
 def _split(base: str) -> tuple[str, str]:
-    address = re.fullmatch(r"([a-z][a-z0-9+.-]*)://(.*)", base, re.DOTALL)
+    address = re.fullmatch(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", base, re.DOTALL)
     short = re.fullmatch(r"(docker-daemon|docker-archive|oci-archive|localimage):(.*)", base, re.DOTALL)
     found = address or short
     if found:
-        return ("localimage" if found[1] == "file" else found[1]), found[2]
+        agent = found[1].lower()
+        return ("localimage" if agent == "file" else agent), found[2]
     local = base.startswith(("/", "./", "../", "~")) or base.endswith((".sif", ".img"))
     return ("localimage" if local else "docker"), base
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +22,8 @@ from . import probe
 from .wrap import packages
 
 _NO_PIP = 91
+_LOG = "pip.log"
+_LEAST = 100_000  # bytes, with which nothing more can be written
 # In the image: what is installed stays as it is, and counts; what is missing goes to a folder.
 _INSTALL = """\
 import re, subprocess, sys
@@ -49,30 +53,63 @@ def prepare(plan: LaunchPlan, wheelhouse: str | None, options: Sequence[str]) ->
     if not found.get("api", "unknown"):
         return None
     folder = packages(plan)
+    if folder.exists() and not folder.is_dir():
+        raise PlanError(f"container.packages={folder} is a file: expected a folder, which must not be there yet")
     if folder.exists() or probe.too_old(found):
         raise PlanError(probe.lacks_api(plan, found))
     if wheelhouse and not any(Path(wheelhouse).glob("*.whl")):
         raise PlanError(f"--wheelhouse {wheelhouse}: expected a folder of wheels; {_fill(wheelhouse, found['python'])}")
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        part = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    except OSError as error:
-        raise PlanError(
-            f"{folder} can't be made ({error.strerror}): set container.packages=DIR, in the job file too"
-        ) from None
-    try:
+    with _ended_cleanly(), _made_beside(folder) as part:
         _install(plan, part, wheelhouse, options, found["python"])
         made = _gathered(part)
         made.chmod(0o777 & ~_umask())
         _check(plan, made)
-        made.rename(folder)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
+        try:
+            made.rename(folder)
+        except OSError:
+            if not folder.is_dir():
+                raise
+            # Another such command was quicker; what it made is as good if it fits.
+            if (found := probe.ask(plan, anew=True)).get("api", "unknown"):
+                raise PlanError(probe.lacks_api(plan, found)) from None
     return folder
 
 
+@contextmanager
+def _made_beside(folder: Path) -> Iterator[Path]:
+    """A folder for what is not whole yet, which goes in any case."""
+    part = None
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        part = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+        yield part
+    except OSError as error:
+        raise PlanError(
+            f"{folder} can't be made ({error.strerror}): set container.packages=DIR, in the job file too"
+        ) from None
+    finally:
+        if part is not None:
+            shutil.rmtree(part, ignore_errors=True)
+
+
+@contextmanager
+def _ended_cleanly() -> Iterator[None]:
+    """SIGTERM and SIGHUP (of a terminal that is closed) end what is inside as an exception does."""
+
+    def end(number: int, _: object) -> None:
+        raise SystemExit(128 + number)
+
+    heeded = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) != signal.SIG_IGN]
+    before = {number: signal.signal(number, end) for number in heeded}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def _install(plan: LaunchPlan, part: Path, wheelhouse: str | None, options: Sequence[str], python: str) -> None:
-    words = ["--no-cache-dir", *options, *bound.REQUIREMENTS]
+    words = ["--no-cache-dir", "--log", str(part / _LOG), *options, *bound.REQUIREMENTS]
     if wheelhouse:
         words = ["--no-index", "--find-links", str(Path(plan.cwd, wheelhouse)), *words]
     named = [os.environ[name] for name in _FILES if Path(os.environ.get(name) or "/").is_file()]
@@ -91,10 +128,24 @@ def _install(plan: LaunchPlan, part: Path, wheelhouse: str | None, options: Sequ
     if code == _NO_PIP:
         code = _by_our_pip(part, words, python)
     if code != 0:
-        raise PlanError(
-            f"pip failed with exit code {code}, see its output above. Where there is no network: "
-            f"{_fill(wheelhouse or 'wheels', python)}"
+        raise PlanError(f"pip failed with exit code {code}: {_why(plan, part, wheelhouse, python)}")
+
+
+def _why(plan: LaunchPlan, part: Path, wheelhouse: str | None, python: str) -> str:
+    """What pip's log says of its failure, and what to do."""
+    log = part / _LOG
+    text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
+    if "ResolutionImpossible" in text:
+        theirs = ", ".join(dict.fromkeys(re.findall(r"user requested \(constraint\) (\S+)", text))) or "a package"
+        return (
+            f"{theirs} of {plan.config.container.image} doesn't go with what the API needs "
+            f"({', '.join(bound.REQUIREMENTS)}), and stays as it is: build an image with Phalanx (phalanx container "
+            "definition shows how), or use another"
         )
+    if "No space left on device" in text or shutil.disk_usage(part).free < _LEAST:
+        return f"{part.parent} is full: make room, or set container.packages=DIR, in the job file too"
+    fill = _fill(wheelhouse or "wheels", python)
+    return f"see its output above. Where there is no network: {fill}"
 
 
 def _pip_settings() -> dict[str, str]:

@@ -13,11 +13,14 @@ from typing import Any
 from ..config import JobConfig
 from ..errors import PlanError
 from ..plan import LaunchPlan
-from ..shell import Sh, Word, exports
+from ..shell import Sh, Word, exports, render
 from . import needs
-from .wrap import inside, packages, parts
+from .wrap import image_of, inside, on_host, packages, parts
 
 _PATIENCE = 120.0  # seconds; the first look at an image on a slow file system takes long
+_LAST = 4  # lines that are shown of a failure, where lines of the user's come before
+_NO_PYTHON = """: set python to the image's interpreter, by its path there (such as /opt/conda/bin/python), or put \
+it on PATH by container.pre; an image without a Python from 3.8 can't be used"""
 _known: dict[str, dict[str, Any]] = {}
 _OLDEST, _OLDEST_API = (3, 8), (3, 10)
 _OLDEST_TORCH = (2, 7)
@@ -56,14 +59,14 @@ def check(plan: LaunchPlan) -> None:
             f"container.image={image!r}: each rank would pull it for itself; pull it once with `phalanx container pull "
             f"{image}`, and give the .sif file"
         )
-    if not Path(plan.cwd, image).exists():
+    if not Path(image_of(plan)).exists():
         raise PlanError(
             f"container.image={image!r}: there is no such image; `phalanx container pull` or `phalanx container build` "
             "makes one"
         )
     for bind in config.binds:
         source, *_ = parts(bind)
-        if not Path(plan.cwd, source).exists():
+        if not Path(on_host(plan, source)).exists():
             raise PlanError(
                 f"container.binds has {bind!r}: {source} is not there, and a container without it doesn't start; "
                 "correct the folder, or leave it out"
@@ -93,13 +96,13 @@ def look(plan: LaunchPlan) -> list[str]:
         return [f"{error} (or the job's own lines before it change what the runtime sees)"]
 
 
-def ask(plan: LaunchPlan) -> dict[str, Any]:
-    """What the probe found, once for all plans of the same image and variables.
+def ask(plan: LaunchPlan, anew: bool = False) -> dict[str, Any]:
+    """What the probe found, once for all plans of the same image and variables, unless it's to be looked at `anew`.
 
     Raises PlanError if the image's Python can't be run, subprocess.TimeoutExpired."""
     same = {**plan.environment, "PHALANX_EXPECTED_WORLD_SIZE": ""}
     key = f"{plan.python} {plan.runtime} {plan.cwd} {plan.config.container} {plan.config.tmpdir} {same}"
-    if key not in _known:
+    if anew or key not in _known:
         _known[key] = _ask(plan)
     return _known[key]
 
@@ -109,9 +112,11 @@ def _ask(plan: LaunchPlan) -> dict[str, Any]:
     answer = re.search(r"^PROBE(\{.*\})$", done.stdout, re.MULTILINE)
     if answer is None:
         words = (done.stderr.strip() or done.stdout.strip()).splitlines()
+        words = [word for word in words if not word.startswith(("WARNING:", "INFO:"))] or words
+        said = "\n  ".join(words[-_LAST if plan.config.container.pre else -1 :]) or "no word why"
         raise PlanError(
-            f"{plan.config.container.image}: {plan.python} does not run in it (exit code {done.returncode}): "
-            f"{words[-1] if words else 'no word why'}"
+            f"{plan.config.container.image}: {plan.python} does not run in it (exit code {done.returncode}): {said}"
+            f"{_NO_PYTHON if done.returncode in (126, 127) else ''}"
         )
     found: dict[str, Any] = json.loads(answer[1])
     return found
@@ -126,8 +131,8 @@ def run_inside(plan: LaunchPlan, words: list[Word], run_dir: str, **options: Any
     script = "\n".join([*exports(shell_text), inside(plan, words)])
     environ = {**os.environ, **literal, "PHALANX_RUN_DIR": run_dir}
     return subprocess.run(
-        ["bash", "-c", script], env=environ, cwd=plan.cwd, text=True, errors="replace", check=False,
-        stdin=subprocess.DEVNULL, **options,
+        [shutil.which("bash") or "bash", "-c", script], env=environ, cwd=plan.cwd, text=True, errors="replace",
+        check=False, stdin=subprocess.DEVNULL, **options,
     )  # fmt: skip
 
 
@@ -191,11 +196,17 @@ def lacks_api(plan: LaunchPlan, found: dict[str, Any]) -> str:
             "image, or a script without the API, which runs as it is"
         )
     if folder.is_dir():
-        return (
-            f"{folder} doesn't fit {image} ({found['api']}): remove that folder, then phalanx container prepare {image}"
-        )
-    where = f" container.packages={folder}" if plan.config.container.packages else ""
-    return (
-        f"{image} lacks what it needs beside torch ({found['api']}): `phalanx container prepare{where} {image}` puts "
-        "it beside the image, once"
-    )
+        return f"{folder} doesn't fit {image} ({found['api']}): remove that folder, then {_prepare(plan)} makes it anew"
+    return f"{image} lacks what it needs beside torch ({found['api']}): {_prepare(plan)} puts it beside the image, once"
+
+
+def _prepare(plan: LaunchPlan) -> str:
+    """The command that prepares for the ranks of this plan: by its Python, with the settings that the image needs."""
+    config = plan.config.container
+    said = [*([f"runtime={plan.runtime}"] if plan.runtime != "apptainer" else [])]
+    said += [f"python={plan.python}"] if plan.python != "python3" else []
+    said += [f"container.packages={packages(plan)}"] if config.packages else []
+    words = render(["phalanx", "container", "prepare", *said, config.image or ""])
+    others = [name for name in ("binds", "args", "pre", "home", "executable") if getattr(config, name)]
+    with_file = f" (with -c and your job file, for its container.{' and .'.join(others)})" if others else ""
+    return f"`{words}`{with_file}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import textwrap
@@ -35,6 +36,19 @@ trap 'code=$?; echo "phalanx: container.pre ended with exit code $code on $(unam
 correct the lines (what they printed stands above), or add || true to one that may fail" >&2; \
 [ "$code" -ne 0 ] || code=1; exit "$code"' EXIT"""
 
+# Where the task is outside: with --contain and the like, a container starts in its home.
+_SAME_FOLDER = 'cd -- "${PHALANX_CWD:-.}" 2>/dev/null || :; unset PHALANX_CWD'
+# A script that the user's lines source without arguments would take the rank's words for its own.
+_KEEP_WORDS = """\
+phalanx_n=0
+for phalanx_w do phalanx_n=$((phalanx_n + 1)); eval "phalanx_$phalanx_n=\\$phalanx_w"; done
+set --"""
+_WORDS_AGAIN = """\
+set --; phalanx_w=0
+while [ "$phalanx_w" -lt "$phalanx_n" ]; do
+  phalanx_w=$((phalanx_w + 1)); eval "set -- \\"\\$@\\" \\"\\$phalanx_$phalanx_w\\""
+done"""
+
 
 def inside(plan: LaunchPlan, words: list[Word]) -> str:
     """Shell text of one task that runs `words` in the image; shell text in them is evaluated outside, in the task.
@@ -48,6 +62,7 @@ def inside(plan: LaunchPlan, words: list[Word]) -> str:
     pattern = f"^(({names})$|{'|'.join(_PREFIXES)})"
     lines = [
         'if [ -n "${TMPDIR:-}" ]; then mkdir -p "$TMPDIR"; fi',
+        f'export {runtime}ENV_PHALANX_CWD="$(pwd -P)"',
         f"for name in $(compgen -e | grep -E '{pattern}'); do export \"{runtime}ENV_$name=${{!name}}\"; done",
     ]
     if "PYTHONNOUSERSITE" not in plan.environment:  # a home that is mounted has packages for the host's Python
@@ -64,9 +79,19 @@ def packages(plan: LaunchPlan) -> Path:
     """The host's folder of what the API needs and the image lacks: by default beside the image."""
     config = plan.config.container
     if config.packages:
-        return Path(plan.cwd, Path(config.packages).expanduser())
-    image = Path(plan.cwd, config.image or "")
-    return image.with_name(f"{image.name}.phalanx")
+        return Path(on_host(plan, config.packages))
+    image = Path(image_of(plan))
+    return image.parent / f"{image.name}.phalanx"
+
+
+def image_of(plan: LaunchPlan) -> str:
+    return on_host(plan, plan.config.container.image or "")
+
+
+def on_host(plan: LaunchPlan, path: str) -> str:
+    """A path of the settings, whole: from the project's folder, and with `~` as shells have it
+    (which Path.expanduser raises at, where no user has that name)."""
+    return str(PurePath(plan.cwd, os.path.expanduser(path)))  # noqa: PTH111
 
 
 def _own_folders(plan: LaunchPlan) -> dict[str, str]:
@@ -86,10 +111,10 @@ def _exec(plan: LaunchPlan) -> list[Word]:
     options: list[Word] = ["--no-eval", *_mounts(plan), Sh('"${own[@]}"')]
     options += ["--cleanenv"] if config.clean_env else []
     if config.home is not None:
-        options.append("--no-home" if config.home == "none" else f"--home={config.home}")
+        source, colon, inside = config.home.partition(":")
+        options.append("--no-home" if config.home == "none" else f"--home={on_host(plan, source)}{colon}{inside}")
     options += _gpu(plan)
-    image = str(PurePath(plan.cwd, config.image or ""))
-    return [config.executable or plan.runtime, "exec", *options, *config.args, image]
+    return [config.executable or plan.runtime, "exec", *options, *config.args, image_of(plan)]
 
 
 def _mounts(plan: LaunchPlan) -> list[Word]:
@@ -101,7 +126,14 @@ def _mounts(plan: LaunchPlan) -> list[Word]:
     own: list[Word] = [_mount(folder, folder) for folder in folders]
     own.append(Sh(_mount_of("$PHALANX_RUN_DIR")))
     own += [Sh(f"${{TMPDIR:+{_mount_of('$TMPDIR')}}}")] if plan.config.tmpdir else []
-    return [*own, *(_mount(*parts(bind)) for bind in plan.config.container.binds)]
+    return [*own, *(_mount(*_whole(plan, bind)) for bind in plan.config.container.binds)]
+
+
+def _whole(plan: LaunchPlan, bind: str) -> tuple[str, str, str]:
+    """A bind's parts; a folder without a place inside has its own there."""
+    source, destination, options = parts(bind)
+    whole = on_host(plan, source)
+    return whole, whole if destination == source else destination, options
 
 
 def parts(bind: str) -> tuple[str, str, str]:
@@ -145,8 +177,10 @@ def _within(plan: LaunchPlan, words: list[Word]) -> list[Word]:
     start = f'export PYTHONPATH="{LIBRARY}${{PYTHONPATH:+:$PYTHONPATH}}"\nexec "$@"'
     pre = plan.config.container.pre
     if not pre:
-        return ["sh", "-c", start, "sh", *words]
-    text = "\n".join(["set -e", _PRE_FAILED, pre.rstrip(), "trap - EXIT", start])
+        return ["sh", "-c", f"{_SAME_FOLDER}\n{start}", "sh", *words]
+    text = "\n".join(
+        [_SAME_FOLDER, "set -e", _PRE_FAILED, _KEEP_WORDS, pre.rstrip(), _WORDS_AGAIN, "trap - EXIT", start]
+    )
     return ["sh", "-c", 'exec "$(command -v bash || command -v sh)" -c "$@"', "sh", text, "bash", *words]
 
 

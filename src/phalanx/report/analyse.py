@@ -84,7 +84,8 @@ def _group(
         if sizes:
             measured[label] = sizes
             line = _line(label, sizes, options, workload.weak, notes)
-            line = _with_forecast(line, own, benchmarks, options)
+            if label != "single":
+                line = _with_forecast(line, own, benchmarks, options)
             lines.append(replace(line, verdict=_verdict(line, sizes, options)))
     ranking = _ranking([line for line in lines if not line.baseline])
     if ranking:
@@ -101,6 +102,8 @@ def _group(
 
 
 def _verdict(line: Line, sizes: Mapping[Size, Measured], options: Options) -> str:
+    if line.label == "single" and len(line.points) == 1:
+        return f"This strategy is one process: to see what more are worth, run another on {line.base.text} too."
     if line.of != "epoch" and len({in_first_epoch(own.runs, options) for own in sizes.values()}) > 1:
         return "Nothing can be said: the steps of some sizes are of their warm-up, those of others aren't (see above)."
     return verdict(line, options.efficiency)
@@ -149,9 +152,12 @@ def _ranking(lines: Sequence[Line]) -> str:
         times = {label: stat.value for label, point in points.items() if (stat := getattr(point, of))}
         if len(times) == len(lines):
             (first, least), *others = sorted(times.items(), key=lambda item: item[1])
-            rest = ", ".join(f"{label} {time(value)} (+{percent(value / least - 1)})" for label, value in others)
+            alike = [first, *(label for label, value in others if time(value) == time(least))]
+            others = others[len(alike) - 1 :]
+            first = f"{', '.join(alike[:-1])} and {alike[-1]} are" if len(alike) > 1 else f"{first} is"
+            rest = "".join(f", {label} {time(value)} (+{percent(value / least - 1)})" for label, value in others)
             article = "an" if of == "epoch" else "a"
-            return f"at {size.text} {first} is fastest: {time(least)} {article} {of}, {rest}"
+            return f"at {size.text} {first} fastest: {time(least)} {article} {of}{rest}"
     return ""
 
 
@@ -218,9 +224,12 @@ def _basis(sizes: Mapping[Size, Measured], weak: bool) -> tuple[str, str]:
     epochs = all(own.epoch is not None for own in all_of)
     samples = all(own.sampled is not None for own in all_of)
     if weak and epochs and not _grows(all_of):
+        same = len({own.dataset for own in all_of}) == 1
+        samples_are = "the same samples at all sizes" if same else "samples that do not grow as sizes do"
+        why = f"its epochs have {samples_are}"
         if samples:
-            return "sample", "its epochs have the same samples at all sizes, so that times a sample are compared"
-        return "", "its epochs have the same samples at all sizes: that is strong scaling; there is no speedup to show"
+            return "sample", f"{why}, so that times a sample are compared"
+        return "", f"{why}{': that is strong scaling' if same else ''}; there is no speedup to show"
     least = min((own.epoch.count for own in all_of if own.epoch), default=0)
     if epochs and not (samples and least < _FEW and all(own.sampled and own.sampled.count >= _MANY for own in all_of)):
         return "epoch", ""

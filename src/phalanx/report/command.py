@@ -21,6 +21,7 @@ from . import summary, tables
 from .analyse import Options, analyse
 from .inputs import gather
 from .model import Analysis, Input, RunData
+from .text import shown
 
 __all__ = ["Made", "Options", "make"]
 _REASONS = 8  # that an error tells
@@ -35,12 +36,13 @@ class Made:
 
     @property
     def warnings(self) -> list[str]:
-        return summary.troubles(self.analysis)
+        return [shown(line) for line in summary.troubles(self.analysis)]
 
     def summary(self, width: int) -> str:
         """For a terminal of `width` columns."""
         page = next((path for path in self.files if path.name == "report.html"), self.files[0])
-        return f"{summary.terminal(self.analysis, width)}\n\nreport  {page}"
+        text = f"{summary.terminal(self.analysis, width)}\n\nreport  {page}"
+        return "\n".join(map(shown, text.split("\n")))
 
     def as_dict(self) -> dict[str, Any]:
         """For programs: the analysis without the single steps and epochs, which records and epochs.csv have."""

@@ -5,20 +5,20 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from .csvtable import Table, few, number, whole
+from .csvtable import DIFFERS, Table, few, number, whole
+from .gpucsv import BASELINE, Energy, Key, experiment, plain
+from .gpucsv import energies as energies_of
 from .model import Input, RunData, Size, Window, Work
-from .text import count, numbers
+from .text import count, numbers, shown
 
 _FEW = 5
-_PARTS = ("epoch-time", "gpu-energy-data", "communication-data", "computation-data")  # itwinai's folders, below a run's
 _SHORTEST, _LONGEST = 1e-6, 1e9  # seconds that an epoch can take
 _MOST = 1_000_000  # nodes or ranks
-_BASELINE = " (baseline)"
 
 
 def read_tables(
@@ -36,40 +36,22 @@ def read_tables(
     runs, inputs = _epoch_runs([table for table in tables if table.kind == "epoch times"], root, others)
     gpu = [table for table in tables if table.kind == "GPU energy"]
     computation = [table for table in tables if table.kind == "computation"]
-    energies = {_Key(table.path, label, gpus): found for table in gpu for label, gpus, found in _energies(table)}
+    notes: dict[Path, list[str]] = {}
+    energies = energies_of(gpu, notes)
     windows = _windows(computation)
     a_node = ranks_a_node or _gpus_a_node(runs, energies, windows)
+    if a_node is None and (a_node := _ranks_a_node(runs)):
+        found_of = {run.path for run in runs if run.size.ranks is None or run.size.nodes == 0}
+        note = f"{count(a_node, 'rank')} a node, as rows tell that have both"
+        inputs = [replace(item, notes=(*item.notes, note)) if item.path in found_of else item for item in inputs]
     runs = [_with_both(run, a_node) for run in runs]
     runs = [_joined(run, energies, windows) for run in runs]
     runs += _energy_alone(runs, energies, root)
-    joined = {(_experiment(run.path), _plain(run.label), run.size.ranks) for run in runs}
+    joined = {(experiment(run.path), plain(run.label), run.size.ranks) for run in runs}
     for table in (*gpu, *computation):
-        inputs.append(_input_of(table, joined, a_node))
+        inputs.append(_input_of(table, joined, a_node, notes.get(table.path, ())))
     inputs += [Input(table.path, "?", "", (table.reason,)) for table in tables if table.kind == "?"]
     return runs, inputs
-
-
-@dataclass(frozen=True)
-class _Key:
-    """What a GPU or computation file is about."""
-
-    path: Path
-    label: str
-    gpus: int
-
-    @property
-    def place(self) -> tuple[Path, str, int]:
-        return _experiment(self.path), self.label, self.gpus
-
-
-def _experiment(path: Path) -> Path:
-    """The folder that files of one experiment share: the one above itwinai's folder for each kind."""
-    return path.parent.parent if path.parent.name in _PARTS else path.parent
-
-
-def _plain(label: str) -> str:
-    """Strategies as the three kinds of files name them: `torch-ddp` and `ddp` are one."""
-    return label.removesuffix(_BASELINE).lower().removeprefix("torch-").replace("_", "-")
 
 
 # --- epoch times
@@ -77,7 +59,7 @@ def _plain(label: str) -> str:
 
 def _same(run: RunData) -> list[tuple[object, ...]]:
     """What a run shares with a copy of it, which may tell nodes or ranks only: the first is what to look for."""
-    label, times = run.label.removesuffix(_BASELINE), run.epochs.tobytes()
+    label, times = run.label.removesuffix(BASELINE), run.epochs.tobytes()
     sizes = (("nodes", run.size.nodes), ("ranks", run.size.ranks))
     return [(label, what, number, times) for what, number in sizes if number]
 
@@ -113,10 +95,14 @@ def _runs_of(table: Table, root: Path, left_out: list[str]) -> list[RunData]:
     bad: dict[str, list[str]] = defaultdict(list)
     for line, row in enumerate(table.rows, 2):
         where = f"line {line}"
-        name, size, epoch = row.get("name", ""), _size(row), whole(row.get("epoch_id"))
+        name, size, epoch = shown(row.get("name", "")), _size(row), whole(row.get("epoch_id"))
         seconds = number(row.get("time"))
         if not name or size is None or epoch is None or row.get("time") is None:
             bad["not a whole row, or a number of nodes or ranks that isn't one"].append(where)
+        elif DIFFERS in row:
+            bad["columns of one meaning tell different numbers"].append(where)
+        elif size.ranks is not None and size.nodes > size.ranks:
+            bad["more nodes than ranks"].append(f"{where} ({size.nodes} and {size.ranks})")
         elif seconds is None or not math.isfinite(seconds):
             bad["its time is not a number"].append(f"{where} ({name}, {size.text}, epoch {epoch})")
         elif not _SHORTEST <= seconds <= _LONGEST and seconds > 0:
@@ -150,56 +136,39 @@ def _how_many(text: str | None) -> int | None:
 
 
 def _passes(rows: list[tuple[int, float]], name: str, size: Size, left_out: list[str]) -> list[list[tuple[int, float]]]:
-    """Rows as runs: an epoch that is there again is another run's; the same row twice is one row. What has no first
-    epoch is no run, but another time of an epoch."""
+    """Rows as runs: an epoch that is there again is another run's. Rows that are all in an earlier run are there
+    twice; what has no first epoch is no run, but another time of an epoch."""
     runs: list[dict[int, float]] = []
-    once = list(dict.fromkeys(rows))
-    if len(once) < len(rows):
-        left_out.append(f"{name} on {size.text}: {count(len(rows) - len(once), 'row')} twice")
-    for epoch, seconds in once:
+    for epoch, seconds in rows:
         run = next((run for run in runs if epoch not in run), None)
         if run is None:
             runs.append(run := {})
         run[epoch] = seconds
-    whole_runs = [run for run in runs if min(run) <= min(runs[0])]
-    strays = sorted({epoch for run in runs if run not in whole_runs for epoch in run})
+    found: list[dict[int, float]] = []
+    twice, strays = 0, set[int]()
+    for run in runs:
+        if any(run.items() <= other.items() for other in found):
+            twice += len(run)
+        elif min(run) <= min(runs[0]):
+            found.append(run)
+        else:
+            strays |= {epoch for epoch, seconds in run.items() if (epoch, seconds) not in runs[0].items()}
+    if twice:
+        left_out.append(f"{name} on {size.text}: {count(twice, 'row')} twice")
     if strays:
         left_out.append(f"{name} on {size.text}: another time of {numbers('epoch', strays)}")
-    return [sorted(run.items()) for run in whole_runs]
+    return [sorted(run.items()) for run in found]
 
 
 def _run(path: Path, root: Path, name: str, size: Size, run_id: str, rows: list[tuple[int, float]]) -> RunData:
-    baseline = name.endswith(_BASELINE)
+    baseline = name.endswith(BASELINE)
     return RunData(path, run_id, name, size, Work(root.name), baseline, epochs=np.array(rows, dtype=float))
 
 
 # --- GPU samples
 
 
-@dataclass(frozen=True)
-class _Energy:
-    nodes: int
-    utilisation: float | None
-    joules: float | None
-
-
-def _energies(table: Table) -> list[tuple[str, int, _Energy]]:
-    """By strategy and number of GPUs: samples of all GPUs, each `probing_interval` seconds after the one before."""
-    groups: dict[tuple[str, int], list[tuple[float, float, int]]] = defaultdict(list)
-    for row in table.rows:
-        values = [number(row.get(name)) for name in ("utilization", "power", "probing_interval")]
-        gpus, node = whole(row.get("num_global_gpus")), whole(row.get("node_idx")) or 0
-        if gpus and all(value is not None and math.isfinite(value) for value in values):
-            use, power, interval = (value or 0.0 for value in values)
-            groups[_plain(row.get("strategy", "")), gpus].append((use, power * interval, node))
-    return [
-        (label, gpus, _Energy(len({node for *_, node in rows}), float(np.mean([use for use, *_ in rows])),
-                              float(sum(joules for _, joules, _ in rows))))
-        for (label, gpus), rows in groups.items()
-    ]  # fmt: skip
-
-
-def _energy_alone(runs: Sequence[RunData], energies: Mapping[_Key, _Energy], root: Path) -> list[RunData]:
+def _energy_alone(runs: Sequence[RunData], energies: Mapping[Key, Energy], root: Path) -> list[RunData]:
     """Experiments with GPU files only: points without times."""
     if any(len(run.epochs) for run in runs):
         return []
@@ -213,7 +182,7 @@ def _energy_alone(runs: Sequence[RunData], energies: Mapping[_Key, _Energy], roo
 # --- profiled computation
 
 
-def _windows(tables: Sequence[Table]) -> dict[_Key, Window]:
+def _windows(tables: Sequence[Table]) -> dict[Key, Window]:
     """By strategy and number of GPUs, as means over ranks. Kernel times are microseconds; rows `aten::` are computation
     and `nccl:` communication. The whole, where a file has no `profiling_time`, is their sum."""
     shares: dict[tuple[Path, str, int], list[tuple[float, float, float]]] = defaultdict(list)
@@ -221,17 +190,17 @@ def _windows(tables: Sequence[Table]) -> dict[_Key, Window]:
     for table in tables:
         by_rank: dict[tuple[str, int, str], list[dict[str, str]]] = defaultdict(list)
         for row in table.rows:
-            by_rank[
-                _plain(row.get("strategy", "")), whole(row.get("num_gpus")) or 0, row.get("global_rank", "")
-            ].append(row)
+            by_rank[plain(row.get("strategy", "")), whole(row.get("num_gpus")) or 0, row.get("global_rank", "")].append(
+                row
+            )
         for (label, gpus, _), rows in by_rank.items():
-            place = _experiment(table.path), label, gpus
+            place = experiment(table.path), label, gpus
             compute, communication = _kernels(rows, "aten::"), _kernels(rows, "nccl:")
             total = number(rows[0].get("profiling_time")) or compute + communication
             shares[place].append((total, compute, communication if communication or gpus == 1 else math.nan))
             paths.setdefault(place, table.path)
     return {
-        _Key(paths[place], place[1], place[2]): _window(rows)
+        Key(paths[place], place[1], place[2]): _window(rows)
         for place, rows in shares.items()
         if all(total > 0 for total, *_ in rows)
     }
@@ -250,9 +219,7 @@ def _kernels(rows: Sequence[Mapping[str, str]], prefix: str) -> float:
 # --- joining the three
 
 
-def _gpus_a_node(
-    runs: Sequence[RunData], energies: Mapping[_Key, _Energy], windows: Mapping[_Key, Window]
-) -> int | None:
+def _gpus_a_node(runs: Sequence[RunData], energies: Mapping[Key, Energy], windows: Mapping[Key, Window]) -> int | None:
     """How many GPUs a node has: GPU files tell nodes too. Without those, one number must fit all files."""
     said = {key.gpus / found.nodes for key, found in energies.items()}
     if not said:
@@ -261,6 +228,13 @@ def _gpus_a_node(
         said = {max(gpus) / max(nodes)} if nodes and gpus else set()
         if said and gpus - {int(node * next(iter(said))) for node in nodes}:
             return None
+    ratio = said.pop() if len(said) == 1 else 0.0
+    return int(ratio) if ratio >= 1 and ratio == int(ratio) else None
+
+
+def _ranks_a_node(runs: Sequence[RunData]) -> int | None:
+    """Of runs that tell nodes and ranks, if it is the same number."""
+    said = {run.size.ranks / run.size.nodes for run in runs if run.size.ranks and run.size.nodes}
     ratio = said.pop() if len(said) == 1 else 0.0
     return int(ratio) if ratio >= 1 and ratio == int(ratio) else None
 
@@ -275,8 +249,8 @@ def _with_both(run: RunData, a_node: int | None) -> RunData:
     return run
 
 
-def _joined(run: RunData, energies: Mapping[_Key, _Energy], windows: Mapping[_Key, Window]) -> RunData:
-    place = _experiment(run.path), _plain(run.label), run.size.ranks
+def _joined(run: RunData, energies: Mapping[Key, Energy], windows: Mapping[Key, Window]) -> RunData:
+    place = experiment(run.path), plain(run.label), run.size.ranks
     energy = next((found for key, found in energies.items() if key.place == place), None)
     window = next((found for key, found in windows.items() if key.place == place), None)
     if energy is not None:
@@ -284,14 +258,14 @@ def _joined(run: RunData, energies: Mapping[_Key, _Energy], windows: Mapping[_Ke
     return replace(run, window=window) if window is not None else run
 
 
-def _input_of(table: Table, joined: set[tuple[Path, str, int | None]], a_node: int | None) -> Input:
+def _input_of(
+    table: Table, joined: set[tuple[Path, str, int | None]], a_node: int | None, noted: Sequence[str]
+) -> Input:
     column = "num_global_gpus" if table.kind == "GPU energy" else "num_gpus"
-    found = {(_plain(row.get("strategy", "")), whole(row.get(column))) for row in table.rows}
-    used = sorted(
-        f"{label} on {gpus} GPUs" for label, gpus in found if (_experiment(table.path), label, gpus) in joined
-    )
+    found = {(plain(row.get("strategy", "")), whole(row.get(column))) for row in table.rows}
+    used = sorted(f"{label} on {gpus} GPUs" for label, gpus in found if (experiment(table.path), label, gpus) in joined)
     lost = sorted(
-        f"{label} on {gpus} GPUs" for label, gpus in found if (_experiment(table.path), label, gpus) not in joined
+        f"{label} on {gpus} GPUs" for label, gpus in found if (experiment(table.path), label, gpus) not in joined
     )
     why = "how many GPUs a node has isn't known" if a_node is None else "no epoch times of that size beside it"
     left_out = [f"{few(lost)}: {why}"] if lost else []
@@ -300,4 +274,4 @@ def _input_of(table: Table, joined: set[tuple[Path, str, int | None]], a_node: i
     notes = [] if timed else ["no profiling_time: shares are of the time in aten:: and nccl: kernels"]
     notes += [f"{count(a_node, 'GPU')} a node"] if a_node and used else []
     reasons = [table.reason, *left_out] if table.reason else left_out
-    return Input(table.path, table.kind, shown, tuple(reasons), tuple(notes))
+    return Input(table.path, table.kind, shown, tuple(reasons), (*notes, *noted))

@@ -18,6 +18,7 @@ KINDS: Mapping[str, frozenset[str]] = {
     "computation": frozenset({"name", "self_cuda_time_total", "strategy", "num_gpus", "global_rank"}),
 }
 _OTHER_NAMES = {"workers": "ranks", "num_workers": "ranks", "world_size": "ranks", "num_nodes": "nodes"}
+DIFFERS = "\0differs"  # marks a row of which two columns contradict each other
 _FEW = 5
 _UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
@@ -58,7 +59,20 @@ def read_table(path: Path) -> Table:
 def _named(header: Sequence[str], row: Sequence[str]) -> dict[str, str]:
     """Nothing of a row with more fields than the header has, as decimal commas make them."""
     values = [value.strip() for value in row]
-    return {} if any(values[len(header) :]) else dict(zip(header, values, strict=False))
+    if any(values[len(header) :]):
+        return {}
+    named = dict(zip(header, values, strict=False))
+    return {**named, DIFFERS: ""} if _differs(header, values) else named
+
+
+def _differs(header: Sequence[str], values: Sequence[str]) -> bool:
+    """Whether two columns of one meaning, such as `workers` and `world_size`, tell different numbers."""
+    if len(set(header)) == len(header):
+        return False
+    said: dict[str, set[float | str]] = {}
+    for name, value in zip(header, values, strict=False):
+        said.setdefault(name, set()).add(value if (told := number(value)) is None else told)
+    return any(len(said[name]) > 1 for name in _SIZES & said.keys())
 
 
 def _column(name: str) -> str:

@@ -151,6 +151,8 @@ def difference(one: Workload, other: Workload) -> str:
     batches = [sorted({batch for run in group.runs if (batch := _batch(run))}) for group in (one, other)]
     if not found and batches[0] != batches[1] and all(batches):
         found.append(f"samples a rank and step {_list(batches[0])} and {_list(batches[1])}")
+    if not found and any(_no_axis(run, theirs) for run in one.runs for theirs in other.runs):
+        return "one tells nodes and the other ranks: --ranks-per-node N says how many were on each"
     return ", ".join(found) or "not recorded as the same"
 
 

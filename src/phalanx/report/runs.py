@@ -17,7 +17,7 @@ from . import gpus
 from .merging import merged_epochs, merged_steps
 from .model import Input, Numbers, RunData, Size, Window, Work
 from .steplines import Lines, read_lines
-from .text import count, numbers
+from .text import count, numbers, shown
 
 _FILE = re.compile(r"\d+\.\d+\.jsonl")
 _JUMP = 1.0  # seconds by which a clock may be set back unnoticed
@@ -129,9 +129,9 @@ class _Reader:
             path=self.folder,
             run_id=self.folder.name,
             origin=_origin(records),
-            label=start.strategy + (" (baseline)" if baseline else ""),
+            label=shown(start.strategy) + (" (baseline)" if baseline else ""),
             size=Size(start.num_nodes or _nodes(records), start.world_size),
-            work=_work(records, Path(str(plan.get("script") or self.folder.parent.name)).name),
+            work=_work(records, shown(Path(str(plan.get("script") or self.folder.parent.name)).name)),
             baseline=baseline,
             scaling=settings.get("scaling", self.scaling),
             launcher=str(plan.get("launcher") or start.launched_by) or None,
@@ -258,4 +258,4 @@ def _used(run: RunData, files: Sequence[Lines]) -> str:
 
 def _origin(records: Sequence[Record]) -> tuple[object, ...]:
     first = min(_of(records, Start), key=lambda start: (start.time, start.rank))
-    return first.time, first.host, first.pid
+    return first.time, first.host, first.pid, first.world_size, first.num_nodes, first.strategy

@@ -66,6 +66,11 @@ def between(stat: Stat, show: Callable[[float], str] = ratio) -> str:
     return f"{low.removesuffix('%')}–{high}" if low != high else ""
 
 
+def shown(text: str) -> str:
+    """Without what steers a terminal or breaks a line of a table: names are what files say."""
+    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
+
+
 def count(number: int, what: str) -> str:
     """`1 run`, `3 runs`."""
     return f"{number:,} {what}{'' if number == 1 else 's'}"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from .model import Line, Point, Size
-from .text import between, percent, ratio
+from .text import between, digits, percent, ratio
 
 _FARTHEST = 16  # times the largest size that was run: forecasts go no further
 _CREDIBLE = 1.25  # efficiencies somewhat above 100% there are: a smaller share may fit a cache
@@ -20,22 +22,36 @@ def verdict(line: Line, wanted: float) -> str:
             f"Run {line.base.text} again: {strange.size.text} has {_gain(line, strange)}. That is far more than the "
             f"ideal: something slowed {line.base.text} (another job, too little memory), or its work is another."
         )
-    kept = measured[0]
-    for point in measured[1:]:
-        if not _keeps(point, wanted):
-            return f"{_stop(line, kept, point, wanted)}{_beyond(line, kept, wanted)}"
-        kept = point
+    kept, beyond = _walk(measured, wanted)
+    if beyond is not None:
+        return f"{_stop(line, kept, beyond, wanted)}{_beyond(line, kept, wanted)}"
     return f"{_worth(line, kept, wanted)}{_beyond(line, kept, wanted)}"
 
 
 def recommended(line: Line, wanted: float) -> Point:
     """The largest size before one that isn't worth it."""
-    kept = line.points[0]
-    for point in line.points[1:]:
-        if not _keeps(point, wanted):
-            break
-        kept = point
-    return kept
+    return _walk(line.points, wanted)[0]
+
+
+def _walk(points: Sequence[Point], wanted: float) -> tuple[Point, Point | None]:
+    """The size to take, and the one at which to stop, if there is one.
+
+    More ranks are worth it if they are efficient enough and faster than the size before. The same
+    ranks on more nodes are no more: they are taken if they are faster, and passed over otherwise."""
+    kept, passed = points[0], None
+    for point in points[1:]:
+        faster = _gained(point) > _gained(kept)
+        if growth(kept.size, point.size)[0] <= 1:
+            kept, passed = (point, passed) if faster else (kept, point)
+        elif faster and _keeps(point, wanted):
+            kept, passed = point, None
+        else:
+            return kept, point
+    return kept, passed if kept is points[0] else None
+
+
+def _gained(point: Point) -> float:
+    return point.speedup.value if point.speedup else 0.0
 
 
 def _keeps(point: Point, wanted: float) -> bool:
@@ -43,7 +59,8 @@ def _keeps(point: Point, wanted: float) -> bool:
 
 
 def _worth(line: Line, point: Point, wanted: float) -> str:
-    text = f"{point.size.text}, the largest that was run, is worth it: {_gain(line, point)}"
+    largest = ", the largest that was run," if point is line.points[-1] else ""
+    text = f"{point.size.text}{largest} is worth it: {_gain(line, point)}"
     return f"{text}{_doubt(point, wanted)}."
 
 
@@ -51,6 +68,9 @@ def _stop(line: Line, kept: Point, point: Point, wanted: float) -> str:
     text = f"Stay at {kept.size.text}: {point.size.text} is not worth it: {_gain(line, point)}"
     assert point.efficiency is not None
     share = point.efficiency.value
+    if _gained(point) <= _gained(kept):
+        faster = "faster" if kept is line.points[0] else f"faster than {kept.size.text}"
+        return f"{text}, and no {faster}."
     exactly = f" ({share * 100:.2f}%)" if percent(share) == percent(wanted) else ""
     return f"{text}{exactly}, less than the {percent(wanted)} that are wanted{_doubt(point, wanted)}."
 
@@ -61,9 +81,10 @@ def _gain(line: Line, point: Point) -> str:
     assert point.efficiency is not None
     more, what = growth(line.base, point.size)
     work = "work done" if line.scaling == "weak" else "speed"
+    times = f"as many {what}" if more == 1 else f"{digits(more).removesuffix('.00')} times the {what}"
     return (
-        f"{ratio(point.speedup.value)} times the {work} of {line.base.text} with {more:.3g} "
-        f"times the {what}, an efficiency of {percent(point.efficiency.value)}"
+        f"{ratio(point.speedup.value)} times the {work} of {line.base.text} with {times}, "
+        f"an efficiency of {percent(point.efficiency.value)}{' in steps alone' if line.of != 'epoch' else ''}"
     )
 
 

@@ -24,9 +24,12 @@ class Progress:
         """A bar for `total` steps (None: unknown)."""
         if not self._shown:
             return
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
+        try:
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+        except ImportError:  # an image's may be too old, or missing: no training ends for want of a bar
+            self._shown = False
+            return
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         console = Console(stderr=True)
         # What is printed meanwhile goes above the bar, unless stdout is no terminal: a file must get it.
