@@ -187,7 +187,11 @@ def batch_node(tmp_path):
                 "SLURM_NNODES": "2",
             },
         }
-        words = ["bash", "job.sh", *([str(tmp_path / "run")] if argument else [])]
+        words = [
+            *text.splitlines()[0].removeprefix("#!").split(),
+            "job.sh",
+            *([str(tmp_path / "run")] if argument else []),
+        ]
         done = subprocess.run(words, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=stderr, text=True)
         ranks = sorted((tmp_path / "seen").glob("*.argv"), key=lambda path: int(path.stem))
         seen = [(_split(path), dict(pair.split("=", 1) for pair in _split(path.with_suffix(".env")))) for path in ranks]
@@ -517,3 +521,19 @@ def test_what_slurm_cannot_be_asked_is_refused(overrides, words):
         script(*overrides)
     for word in words:
         assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ("before=set -euo pipefail",),
+        ("before=set -E; trap 'exit 9' ERR",),
+        ("shebang=/bin/bash -eu",),
+        ("shebang=/bin/bash -e", "before=set -u"),
+    ],
+)
+def test_a_strict_shell_of_the_users_lines_does_not_leave_at_a_failed_launch(batch_node, tmp_path, lines):
+    done, _ = batch_node("nproc=2", "after=echo after", *lines, exit_code=3)
+    left = tmp_path / "run/jobs/70001.exit"
+    assert (done.returncode, left.read_text().strip()) == (3, "3"), done.stderr
+    assert "after" in done.stdout
