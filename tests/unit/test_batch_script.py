@@ -537,3 +537,13 @@ def test_a_strict_shell_of_the_users_lines_does_not_leave_at_a_failed_launch(bat
     left = tmp_path / "run/jobs/70001.exit"
     assert (done.returncode, left.read_text().strip()) == (3, "3"), done.stderr
     assert "after" in done.stdout
+
+
+@pytest.mark.parametrize("launcher", ["auto", "torchrun", "srun"])
+def test_a_launch_of_ones_own_has_the_tasks_that_the_file_says(launcher):
+    own = ("exec_command=time srun python t.py", f"launcher={launcher}", "ntasks_per_node=4", "cpus_per_task=3")
+    said = directives(script("nodes=2", *own))
+    assert (said["nodes"], said["ntasks-per-node"], said["cpus-per-task"]) == ("2", "4", "3")
+    agents = ("exec_command=srun torchrun t.py", "nproc=4", "cpus_per_task=12")
+    said = directives(script("nodes=2", *agents))
+    assert (said["ntasks-per-node"], said["cpus-per-task"]) == ("1", "12")
