@@ -135,6 +135,23 @@ def since(text: str, start: float, job: str = "") -> str:
     return text[max(earlier, default=0) :]
 
 
+def shared(text: str, job: str) -> bool:
+    """Whether other jobs have begun in the same log: what launchers say there, may be of them."""
+    return any(found["job"] != job for found in _STARTED.finditer(text))
+
+
+def possible(found: list[Death], returncode: int, launcher: str | None) -> list[Death]:
+    """Of deaths that may be another launch's, those that fit the exit code of this one: mpirun ends
+    with the code of the rank that it tells of, srun with the highest of all; agents with their own."""
+    if launcher == "mpirun":
+        return [death for death in found if _shell_code(death.code) == returncode]
+    return [death for death in found if launcher != "srun" or _shell_code(death.code) <= returncode]
+
+
+def _shell_code(code: int) -> int:
+    return code if code >= 0 else 128 - code
+
+
 def of_job(text: str, job: str, hosts: Collection[str]) -> str:
     """Less the lines in which Slurm speaks of another job, or of tasks on nodes that aren't this job's: jobs that run
     at the same time may print into one file."""
