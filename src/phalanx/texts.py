@@ -59,4 +59,4 @@ def _written(config: JobConfig, program: Program) -> Iterator[tuple[str, str]]:
     """What stands in the files of a run or in the command lines of its processes."""
     yield from hidden.open_texts(config)
     words = [arg.text if isinstance(arg, Sh) else arg for arg in program.args]
-    yield from (("an argument of the script", text) for text in words)
+    yield "an argument of the script", " ".join(words)

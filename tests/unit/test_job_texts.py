@@ -297,3 +297,8 @@ def test_shell_text_of_a_value_may_hold_spaces_and_quotes_within_expansions():
         line = exports({"A": Sh(text)})[0]
         assert main([*PREVIEW, f"env.A=!sh {text}", "t.py"]) == 0
         assert subprocess.run(["bash", "-ec", f"{line}; [ $(compgen -e | grep -c '^A$') = 1 ]"]).returncode == 0
+
+
+@pytest.mark.parametrize("words", [["t.py", "--api-key", "abcdef1"], ["training_cmd=t.py --db-password 'hunter2'"]])
+def test_an_option_of_the_script_that_means_a_secret_is_refused_with_its_value(words, capsys):
+    assert "put it into env" in refused(capsys, *words)
