@@ -302,3 +302,13 @@ def test_shell_text_of_a_value_may_hold_spaces_and_quotes_within_expansions():
 @pytest.mark.parametrize("words", [["t.py", "--api-key", "abcdef1"], ["training_cmd=t.py --db-password 'hunter2'"]])
 def test_an_option_of_the_script_that_means_a_secret_is_refused_with_its_value(words, capsys):
     assert "put it into env" in refused(capsys, *words)
+
+
+@pytest.mark.parametrize(
+    ("word", "instead"),
+    [("--nodes=3", "nodes"), ("--array=0-3", "array"), ("--job-name=x", "job_name"), ("--wrap=ls", "training_cmd")],
+)
+def test_an_option_that_a_setting_decides_is_none_of_a_sites(word, instead, capsys):
+    """Slurm takes the last of two: the job had other nodes than its launch."""
+    assert instead in refused(capsys, f"sbatch_args=[{word}]", "t.py")
+    assert main([*PREVIEW, "sbatch_args=--comment=x", "t.py"]) == 0
