@@ -70,12 +70,15 @@ def test_what_others_or_earlier_starts_wrote_into_the_same_file_does_not_count(
 MARKS = "=== phalanx: job 70, start 0 ===\n=== phalanx: job 71, start 0 ===\n"
 
 
+@pytest.mark.parametrize("marks", [MARKS, "of a job in an empty file\n=== phalanx: job 71, start 0 ===\n"])
 @pytest.mark.parametrize("launcher", ["srun", "mpirun", "torchrun"])
-def test_a_rank_of_another_job_at_the_same_time_is_not_told_for_ones_own(run_dir: Path, launcher: str) -> None:
+def test_a_rank_of_another_job_at_the_same_time_is_not_told_for_ones_own(
+    run_dir: Path, launcher: str, marks: str
+) -> None:
     """Both write into one file, on the same nodes; that job began before this one, and ended in it."""
     (run_dir / "plan.json").write_text(json.dumps({"launcher": launcher, "world_size": 4, "nproc_per_node": 2}))
     name = {"mpirun": "openmpi"}.get(launcher, launcher)
-    output = MARKS + (RECORDED / f"{name}-kill-rank2.txt").read_text().replace("STEP 21.", "STEP 71.")
+    output = marks + (RECORDED / f"{name}-kill-rank2.txt").read_text().replace("STEP 21.", "STEP 71.")
     report(run_dir, 1, 101.0, "ValueError: bad")
     (run_dir / "errors/2.json").unlink()
     status = 143 if launcher == "srun" else 1

@@ -47,7 +47,7 @@ _RAY = re.compile(  # the agents' words, see ray_launch/ranks.py
 _CANCELLED = re.compile(
     r"\*\*\* (?P<what>JOB|STEP) (?P<id>\S+) ON \S+ CANCELLED AT (?P<time>\S+)(?: DUE (?:TO|to) (?P<why>[^*]+?))? \*\*\*"
 )
-_STARTED = re.compile(r"=== phalanx: job (?P<job>\d+), start \d+ ===")  # batch/script.py writes it
+_STARTED = re.compile(r"=== phalanx: job (?P<job>\d+), start (?P<start>\d+) ===")  # batch/script.py writes it
 _NODE_FAILED = re.compile(r"srun: error: Node failure on (?P<node>\S+)")
 _NODE_LOST = re.compile(
     r"has lost communication with a remote daemon\..*?Remote daemon: .*? on node (?P<node>\S+)", re.DOTALL
@@ -136,8 +136,11 @@ def since(text: str, start: float, job: str = "") -> str:
 
 
 def shared(text: str, job: str) -> bool:
-    """Whether other jobs have begun in the same log: what launchers say there, may be of them."""
-    return any(found["job"] != job for found in _STARTED.finditer(text))
+    """Whether other jobs have begun in the same log: what launchers say there, may be of them. The
+    first one leaves no mark, but its words stand before the others' marks."""
+    marks = [*_STARTED.finditer(text)]
+    others = any(found["job"] != job for found in marks)
+    return others or any(found["start"] == "0" and text[: found.start()].strip() for found in marks)
 
 
 def possible(found: list[Death], returncode: int, launcher: str | None) -> list[Death]:
