@@ -259,11 +259,13 @@ def test_a_mode_that_shuts_out_its_owner_is_refused(mode):
         load_config((), [f"run_mode={mode}"], {})
 
 
+OPEN = ["cat <<END\nabc", "echo 'abc", 'x="$(date', "if true; then", "for a in b; do", ") ; exit 9; (", "f() {"]
+
+
 @pytest.mark.parametrize(
-    "text",
-    ["cat <<END\nabc", "echo 'abc", 'x="$(date', "if true; then", "for a in b; do", ") ; exit 9; (", "f() {"],
+    ("name", "text"),
+    [*(("before", text) for text in OPEN), *((name, OPEN[0]) for name in ("after", "exec_command", "pre_exec_file"))],
 )
-@pytest.mark.parametrize("name", ["before", "after", "exec_command", "pre_exec_file", "training_cmd"])
 def test_shell_text_that_does_not_end_is_refused_before_anything_is_written(name, text, tmp_path, monkeypatch, capsys):
     """Else a here-document swallows the launch: bash takes the rest of the script for its text, and ends with 0."""
     monkeypatch.chdir(tmp_path)
@@ -312,3 +314,12 @@ def test_an_option_that_a_setting_decides_is_none_of_a_sites(word, instead, caps
     """Slurm takes the last of two: the job had other nodes than its launch."""
     assert instead in refused(capsys, f"sbatch_args=[{word}]", "t.py")
     assert main([*PREVIEW, "sbatch_args=--comment=x", "t.py"]) == 0
+
+
+@pytest.mark.parametrize("text", ["nohup python t.py >log 2>&1 &", "python t.py &  # in the background\n"])
+def test_a_launch_that_nobody_waits_for_is_refused(text, capsys):
+    """A batch job ends with its script, whatever still runs, and with the script's exit code."""
+    for name in ("training_cmd", "exec_command"):
+        assert f"{name} ends with &" in refused(capsys, f"{name}={text}")
+    assert main([*PREVIEW, "exec_command=srun python t.py & wait $!"]) == 0
+    assert main([*PREVIEW, "training_cmd=python t.py --url 'a?b&c&'"]) == 0

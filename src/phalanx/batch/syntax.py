@@ -24,6 +24,17 @@ def check(texts: Mapping[str, str | None]) -> None:
             )
 
 
+def check_waited_for(texts: Mapping[str, str | None]) -> None:
+    """Raise PlanError for a launch whose last command the shell doesn't wait for: the job would end
+    with 0 before it, and take it along."""
+    for name, text in texts.items():
+        if text and re.search(r"(?<![&>])&\s*(?:#[^\n]*\s*)?$", text):
+            raise PlanError(
+                f"{name} ends with &: the job would not wait for what that starts, and end it at once. Leave the & "
+                "out, or end with a line `wait $!`"
+            )
+
+
 def _complaint(text: str) -> str | None:
     """bash's first words on the text, which it reads and doesn't run; None if it has none, or isn't here."""
     environ = {name: value for name, value in os.environ.items() if name not in ("BASH_ENV", "SHELLOPTS", "BASHOPTS")}

@@ -76,6 +76,7 @@ def build(loaded: Loaded, program: Program, facts: Facts) -> Job:
     config = plan.config
     texts = {"before": config.before, "pre_exec_file": inserts.before, "after": config.after}
     own = {"exec_command": config.exec_command, "exec_file": inserts.launch, "training_cmd": config.training_cmd}
+    syntax.check_waited_for(own)
     syntax.check({**texts, **own, "container.pre": config.container.pre})
     return Job(loaded, plan, render_script(plan, run_config_text(loaded), inserts))
 
