@@ -130,7 +130,7 @@ def _start(name: str, words: list[ShellWord]) -> Call:
     if name == "horovodrun":
         return _read(words, _HOROVODRUN, {"launcher": "horovodrun", "strategy": "horovod"})
     if name == "deepspeed":
-        return _read(words, _DEEPSPEED, {"launcher": "deepspeed"})
+        return replace(_read(words, _DEEPSPEED, {"launcher": "deepspeed"}), script_only=True)
     if name not in ("torchrun", _OLD):
         raise Uncertain("its words aren't known here")
     call = _torchruns(_read(words, _TORCHRUN, {"launcher": "torchrun"}))

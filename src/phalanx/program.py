@@ -114,6 +114,8 @@ def _launched(words: list[ShellWord], environment: dict[str, Word], around: Arou
         found = as_command(f"{call.python or 'python'} -m {join(call.words)}")
     elif call.script_only and not call.words[0].bare.endswith(".py"):
         found = _named_script(words[0], call.words)
+    elif call.words[0].text.startswith("$") and call.words[1:] and _PYTHON.fullmatch(call.words[1].bare):
+        raise Uncertain(_late_options(words[0], call.words[0]))
     else:
         found = _script(call.words) or as_command(join(call.words))
     hidden = _hidden(join(call.words), around) if found.script is None and not found.late_script else None
@@ -126,7 +128,7 @@ def _launched(words: list[ShellWord], environment: dict[str, Word], around: Arou
 def _refuse_more(launcher: ShellWord, words: list[ShellWord]) -> None:
     """Raise Uncertain for what belongs to the whole launch, and would be done by each rank."""
     for word in words:
-        if word.bare == ":" and "mpi" in launcher.bare:
+        if word.bare == ":" and re.search(r"(mpi\w*|srun|prun|orterun)\b", launcher.bare):
             raise Uncertain(launch_words.refusal(launcher.bare, "it starts several programs"))
         if word.literal is None and re.match(r"\d*(&>|[<>])", word.text):
             why = f"its output or input is redirected ({word.text}), by each rank then: set output, or leave it out"
@@ -140,6 +142,10 @@ def _named_script(launcher: ShellWord, words: list[ShellWord]) -> Program:
     if words[0].literal is not None:
         return Program(words[0].literal, rest)
     if any(word.bare.endswith(".py") or word.bare in ("-m", "--module") for word in words[1:]):
-        why = f"its options in {words[0].text} are known in the job only: write them out"
-        raise Uncertain(launch_words.refusal(launcher.bare, why))
+        raise Uncertain(_late_options(launcher, words[0]))
     return Program(None, (Sh(words[0].text), *rest), late_script=True)
+
+
+def _late_options(launcher: ShellWord, variable: ShellWord) -> str:
+    why = f"its options in {variable.text} are known in the job only: write them out"
+    return launch_words.refusal(launcher.bare, why)

@@ -40,6 +40,9 @@ HIDDEN = [
     "~/env/bin/torchrun --nproc_per_node 2 t.py",
     "${TORCHRUN:-torchrun} --nproc_per_node 2 t.py",
     "torchrun $DISTRIBUTED_ARGS t.py",
+    "deepspeed $ARGS t.py --deepspeed",
+    "srun $OPTIONS python t.py",
+    "srun -n 1 python a.py : -n 1 python b.py",
     "mpirun -np 1 python a.py : -np 1 python b.py",
     "mpirun.openmpi -np 2 --oversubscribe python t.py",
     "srun python t.py > out.txt",
@@ -137,6 +140,7 @@ def test_a_launcher_that_python_starts_by_its_file_is_taken_apart():
         assert dict(program.said) == {"launcher": "torchrun", "nproc_per_node": "2"}
 
 
-def test_a_variable_in_place_of_torchruns_script_is_the_script():
-    program = from_training_cmd("torchrun --nproc_per_node 2 $SCRIPT --x")
+@pytest.mark.parametrize("launcher", ["torchrun --nproc_per_node 2", "deepspeed --num_gpus 2"])
+def test_a_variable_in_place_of_the_script_is_the_script(launcher):
+    program = from_training_cmd(f"{launcher} $SCRIPT --x")
     assert (program.late_script, program.args, program.python) == (True, (Sh("$SCRIPT"), Sh("--x")), "python")
