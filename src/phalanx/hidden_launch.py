@@ -49,7 +49,7 @@ def assigned(text: str) -> dict[str, str]:
 
 
 def hidden_in(text: str, around: Around | None = None, depth: int = 0) -> str | None:
-    """The name of a launcher that the shell text would start; None if none is seen."""
+    """The name of a launcher that the shell text would start, and of the file that does; None if none is seen."""
     around = around or Around()
     around = Around(around.folder, {**around.variables, **assigned(text)})
     text, given = _without_documents(text)
@@ -72,8 +72,11 @@ def _in_command(words: list[ShellWord], around: Around, depth: int) -> str | Non
     for place in range(1, len(words) - 1):
         if is_launcher(words[place:]) and _certain(words[place:]):
             return words[place].bare
-    inner = [text for text in _shell_texts(words, around) if depth < _DEEP]
-    return next((found for text in inner if (found := hidden_in(text, around, depth + 1))), None)
+    for file, text in _shell_texts(words, around) if depth < _DEEP else ():
+        found = hidden_in(text, around, depth + 1)
+        if found:
+            return f"{found} in {file}" if file else found
+    return None
 
 
 def _certain(words: list[ShellWord]) -> bool:
@@ -83,15 +86,15 @@ def _certain(words: list[ShellWord]) -> bool:
     return any(word.bare.endswith(".py") or word.bare in ("-m", "--module") for word in words[1:])
 
 
-def _shell_texts(words: list[ShellWord], around: Around) -> Iterator[str]:
-    """What shells in a command are given to run."""
+def _shell_texts(words: list[ShellWord], around: Around) -> Iterator[tuple[str, str]]:
+    """What shells in a command are given to run: the file's name, empty without one, and the text."""
     name = _name(words[0])
     if name == "eval":
-        yield " ".join(_unquoted(word.text) for word in words[1:])
+        yield "", " ".join(_unquoted(word.text) for word in words[1:])
     if name in ("source", ".") and len(words) > 1:
-        yield _of_file(words[1], around)
+        yield words[1].bare, _of_file(words[1], around)
     if name.endswith(".sh") or "/" in words[0].bare:
-        yield _of_file(words[0], around)
+        yield words[0].bare, _of_file(words[0], around)
     for place, word in enumerate(words):
         if _name(word) not in _SHELLS:
             continue
@@ -99,12 +102,12 @@ def _shell_texts(words: list[ShellWord], around: Around) -> Iterator[str]:
         while rest and rest[0].bare.startswith("-"):
             option = rest.pop(0).bare
             if re.fullmatch(r"-[a-z]*c", option) and rest:
-                yield _unquoted(rest.pop(0).text)
+                yield "", _unquoted(rest.pop(0).text)
                 return
             if re.fullmatch(r"-[a-z]*o", option):
                 rest = rest[1:]
         if rest:
-            yield _of_file(rest[0], around)
+            yield rest[0].bare, _of_file(rest[0], around)
         return
 
 

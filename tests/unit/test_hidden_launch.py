@@ -1,5 +1,6 @@
 """A launcher anywhere in a command that is run once a rank would start a world in each: it is found."""
 
+import re
 import subprocess
 
 import pytest
@@ -89,7 +90,9 @@ def test_a_launchers_name_that_starts_nothing_is_none(text, tmp_path):
 def test_a_shell_script_is_looked_into(words, tmp_path):
     script = tmp_path / "run.sh"
     script.write_text(f"#!/bin/bash\nset -e\n# torchrun\n{TORCHRUN}\n")
-    assert from_training_cmd(words.format("run.sh"), Around(tmp_path)).refusal is not None
+    refusal = from_training_cmd(words.format("run.sh"), Around(tmp_path)).refusal
+    assert refusal is not None
+    assert re.search(r"by torchrun in (./)?run.sh", refusal)
     script.write_text("#!/bin/bash\npython t.py  # not torchrun --x t.py\n")
     assert from_training_cmd(words.format("run.sh"), Around(tmp_path)).refusal is None
 

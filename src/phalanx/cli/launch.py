@@ -133,7 +133,7 @@ def _own_launch(words: tuple[str, ...], around: Around, command: str) -> str | N
     name = None if words[0].endswith(".py") else hidden_in(shlex.join(words), around)
     return name and (
         f"{words[0]} starts ranks by {name}, and so does phalanx {command}: each rank would make a world of its own. "
-        f"Give the script that {name} starts, as in phalanx {command} --launcher torchrun --nproc 2 train.py"
+        f"Give the script that it starts, as in phalanx {command} --launcher torchrun --nproc 2 train.py"
     )
 
 
