@@ -1,8 +1,8 @@
-"""Launchers within a command that is run once a rank, where each rank would start a world of its own.
+"""Launchers within a command that is run once a rank: each rank would start a world of its own.
 
-Looked for in all simple commands of the text, in the words of programs that start others (`exec`, `time`,
-`singularity exec`, `conda run`, …), in what shells are given (`bash -c "…"`, `eval`, here-documents, a script
-file) and behind variables whose text is known.
+Looked for in all simple commands of the text, in the words of programs that start others (`exec`,
+`time`, `singularity exec`, `conda run`, …), in what shells are given (`bash -c "…"`, `eval`,
+here-documents, a script file) and behind variables whose text is known.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _SHELLS = ("bash", "sh", "zsh", "dash", "ksh")
 _RESERVED = ("if", "then", "elif", "else", "while", "until", "do", "{", "!")
 # Programs that only name another: it isn't started.
 _NAMING = re.compile(
-    r"echo|printf|logger|:|true|false|type|which|hash|pip3?|module|ml|spack|[ef]?grep|sed|awk|cat|ls|rm|cp|mv|mkdir"
-    r"|touch|tee|p?kill|killall|pgrep|man|git|apt(-get)?|yum|dnf|brew|\[\[?|test|declare|local|readonly|unset|for|case"
-    r"|function|cd|tar|find|make|python[\w.]*|pytest"
+    r"echo|printf|logger|:|true|false|type|which|hash|pip3?|module|ml|spack|[ef]?grep|sed|awk|cat"
+    r"|ls|rm|cp|mv|mkdir|touch|tee|p?kill|killall|pgrep|man|git|apt(-get)?|yum|dnf|brew|\[\[?|test"
+    r"|declare|local|readonly|unset|for|case|function|cd|tar|find|make|python[\w.]*|pytest"
 )
 # These start another with such a word only: `conda install deepspeed -c x` doesn't.
 _BY_RUN = ("conda", "mamba", "micromamba", "uv", "poetry", "pipenv", "pixi", "pdm", "hatch")
@@ -49,7 +49,8 @@ def assigned(text: str) -> dict[str, str]:
 
 
 def hidden_in(text: str, around: Around | None = None, depth: int = 0) -> str | None:
-    """The name of a launcher that the shell text would start, and of the file that does; None if none is seen."""
+    """The name of a launcher that the shell text would start, and of the file that does; None if
+    none is seen."""
     around = around or Around()
     around = Around(around.folder, {**around.variables, **assigned(text)})
     text, given = _without_documents(text)
@@ -87,7 +88,8 @@ def _certain(words: list[ShellWord]) -> bool:
 
 
 def _shell_texts(words: list[ShellWord], around: Around) -> Iterator[tuple[str, str]]:
-    """What shells in a command are given to run: the file's name, empty without one, and the text."""
+    """What shells in a command are given to run: the file's name, empty without one, and the
+    text."""
     name = _name(words[0])
     if name == "eval":
         yield "", " ".join(_unquoted(word.text) for word in words[1:])

@@ -131,7 +131,7 @@ def _refuse_more(launcher: ShellWord, words: list[ShellWord]) -> None:
         if word.bare == ":" and re.search(r"(mpi\w*|srun|prun|orterun)\b", launcher.bare):
             raise Uncertain(launch_words.refusal(launcher.bare, "it starts several programs"))
         if word.literal is None and re.match(r"\d*(&>|[<>])", word.text):
-            why = f"its output or input is redirected ({word.text}), by each rank then: set output, or leave it out"
+            why = f"each rank would redirect its output or input ({word.text}): set output, or leave it out"
             raise Uncertain(launch_words.refusal(launcher.bare, why))
 
 

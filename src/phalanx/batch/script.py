@@ -20,7 +20,8 @@ _STEP_CPUS = (
     'if [ -n "${SLURM_CPUS_PER_TASK:-}" ]; then '
     'export SRUN_CPUS_PER_TASK="${SRUN_CPUS_PER_TASK:-$SLURM_CPUS_PER_TASK}"; fi'
 )
-_STRICT = re.compile(r" -\w*[eu]| (errexit|nounset)\b")  # `#!/bin/bash -e` would leave at a failed launch
+# `#!/bin/bash -e` would leave the script at a failed launch.
+_STRICT = re.compile(r" -\w*[eu]| (errexit|nounset)\b")
 _END_OF_CONFIG = "END_OF_CONFIG"
 _EXIT = '"$PHALANX_RUN_DIR/jobs/$SLURM_JOB_ID.exit"'
 _KEEP_EXIT = f'echo "$status" >{_EXIT}'

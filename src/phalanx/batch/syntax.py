@@ -19,8 +19,8 @@ def check(texts: Mapping[str, str | None]) -> None:
         said = _complaint(text) if text and text.strip() else None
         if said is not None:
             raise PlanError(
-                f"{name} is no complete shell text, and would break the script after it: {said}. Expected every "
-                "quote, here-document, if and loop in it to end in it"
+                f"{name} is no complete shell text, and would break the script after it: {said}. "
+                "Expected every quote, here-document, if and loop in it to end in it"
             )
 
 
@@ -30,18 +30,21 @@ def check_waited_for(texts: Mapping[str, str | None]) -> None:
     for name, text in texts.items():
         if text and re.search(r"(?<![&>])&\s*(?:#[^\n]*\s*)?$", text):
             raise PlanError(
-                f"{name} ends with &: the job would not wait for what that starts, and end it at once. Leave the & "
-                "out, or end with a line `wait $!`"
+                f"{name} ends with &: the job would not wait for what that starts, and end it at "
+                "once. Leave the & out, or end with a line `wait $!`"
             )
 
 
 def _complaint(text: str) -> str | None:
-    """bash's first words on the text, which it reads and doesn't run; None if it has none, or isn't here."""
-    environ = {name: value for name, value in os.environ.items() if name not in ("BASH_ENV", "SHELLOPTS", "BASHOPTS")}
+    """bash's first words on the text, which it reads and doesn't run; None if it has none, or isn't
+    here."""
+    told = ("BASH_ENV", "SHELLOPTS", "BASHOPTS")
+    environ = {name: value for name, value in os.environ.items() if name not in told}
     try:
         done = subprocess.run(
-            ["bash", "--norc", "-n", "-O", "extglob"], input=text.rstrip("\n") + "\n", env={**environ, "LC_ALL": "C"},
-            capture_output=True, text=True, errors="replace", timeout=_PATIENCE, check=False,
+            ["bash", "--norc", "-n", "-O", "extglob"], input=text.rstrip("\n") + "\n",
+            env={**environ, "LC_ALL": "C"}, capture_output=True, text=True, errors="replace",
+            timeout=_PATIENCE, check=False,
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired, ValueError):
         return None

@@ -129,11 +129,13 @@ def _around(config: JobConfig) -> Around:
 
 
 def _own_launch(words: tuple[str, ...], around: Around, command: str) -> str | None:
-    """Why a command in place of the script can't be run by several ranks; None for a Python file."""
+    """Why a command in place of the script can't be run by several ranks; None for a Python
+    file."""
     name = None if words[0].endswith(".py") else hidden_in(shlex.join(words), around)
     return name and (
-        f"{words[0]} starts ranks by {name}, and so does phalanx {command}: each rank would make a world of its own. "
-        f"Give the script that it starts, as in phalanx {command} --launcher torchrun --nproc 2 train.py"
+        f"{words[0]} starts ranks by {name}, and so does phalanx {command}: each rank would make a "
+        f"world of its own. Give the script that it starts, as in phalanx {command} --launcher "
+        "torchrun --nproc 2 train.py"
     )
 
 
