@@ -24,6 +24,7 @@ _MODULES = {
     "deepspeed.launcher.runner": "deepspeed",
     "horovod.runner.launch": "horovodrun",
 }
+_BY_FILE = ("torchrun", "accelerate-launch", "deepspeed", "horovodrun")  # that Python may be given
 # Those that have no counterpart here.
 _OTHERS = ("jsrun", "aprun", "composer", "torchx", "ibrun", "lrun", "prterun", "mpirun_rsh", "sbatch", "salloc")
 _MPI_OF = re.compile(r"mpi(run|exec)\.\w+")  # Debian's names: mpirun.openmpi
@@ -98,7 +99,7 @@ def _by_python_itself(words: list[ShellWord]) -> tuple[str, list[ShellWord]] | N
             return (_MODULES[name], rest) if name in _MODULES else None
         place += 2 if option in ("-W", "-X") else 1
     found = _program(words[place]) if place < len(words) else ""
-    return (found, words[place + 1 :]) if found in ("torchrun", "accelerate-launch", "horovodrun") else None
+    return (found, words[place + 1 :]) if found in _BY_FILE else None
 
 
 def refusal(name: str, why: str) -> str:
