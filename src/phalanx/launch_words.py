@@ -26,11 +26,22 @@ _MODULES = {
     "deepspeed.launcher.runner": "deepspeed",
     "horovod.runner.launch": "horovodrun",
 }
+_BY_FILE = ("torchrun", "accelerate-launch", "deepspeed", "horovodrun")  # that Python may be given
 # Those that have no counterpart here.
-_OTHERS = ("jsrun", "aprun", "composer", "torchx")
-_RAYS = ("job", "start", "submit", "exec", "up")
-# Programs that start another, in whose words a launcher may stand.
-_AROUND = ("env", "exec", "time", "nohup", "nice", "timeout", "numactl", "apptainer", "singularity", "podman", "docker")
+_OTHERS = ("jsrun", "aprun", "composer", "torchx", "ibrun", "lrun", "prterun", "mpirun_rsh", "sbatch", "salloc")
+_MPI_OF = re.compile(r"mpi(run|exec)\.\w+")  # Debian's names: mpirun.openmpi
+# Programs that are launchers with such a word only.
+_BY_WORD = {
+    "accelerate": ("launch",),
+    "ray": ("job", "start", "submit", "exec", "up"),
+    "colossalai": ("run",),
+    "lightning": ("run",),
+    "fabric": ("run",),
+    "flux": ("run", "submit"),
+    "phalanx": ("run", "submit", "test"),
+}
+# `$(which torchrun)`, `${TORCHRUN:-torchrun}`
+_LOOKED_UP = re.compile(r"(?:\$\(|`)(?:which|command -v|type -p) (\S+?)[)`]|\$\{\w+:?-([\w/.-]+)\}")
 # Variables that say what the settings say anyway.
 _NODES = ("SLURM_NNODES", "SLURM_JOB_NUM_NODES")
 _RANKS = ("SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_NODE", "SLURM_NTASKS_PER_NODE")
@@ -60,32 +71,40 @@ def is_launcher(words: list[ShellWord]) -> bool:
 
 def _named(words: list[ShellWord]) -> tuple[str, list[ShellWord]] | None:
     """The launcher's name and its words; one that is called as a module of Python's goes by the same name."""
-    texts = [word.literal or "" for word in words]
-    name = PurePath(texts[0]).name
-    if name in _NAMES or name in _OTHERS or (name == "ray" and texts[1:2] and texts[1] in _RAYS):
+    name, texts = _program(words[0]), [word.literal or "" for word in words]
+    if name in (*_NAMES, *_OTHERS) or _MPI_OF.fullmatch(name):
         return name, words[1:]
-    if name == "accelerate" and texts[1:2] == ["launch"]:
-        return name, words[2:]
-    start = 2 if texts[1:2] == ["-u"] else 1
-    if name.startswith("python") and texts[start : start + 1] == ["-m"] and len(texts) > start + 1:
-        module = _MODULES.get(texts[start + 1])
-        return (module, words[start + 2 :]) if module else None
-    return None
+    if name == "accelerate-launch":
+        return "accelerate", words[1:]
+    if texts[1:2] and texts[1] in _BY_WORD.get(name, ()):
+        return name, words[2 if name == "accelerate" else 1 :]
+    return _by_python_itself(words) if name.startswith("python") else None
 
 
-def hidden_in(text: str) -> str | None:
-    """Why a list of commands can't be run once a rank: one of them is a launcher's. None if none is."""
-    for part in re.split(r"&&|\|\||[;|&\n]", text.replace("\\\n", " ")):
-        words = [word for word in split(part) or [] if not re.match(r"\w+=", word.text)]
-        around = bool(words) and (words[0].literal or "") in _AROUND
-        places = range(len(words)) if around else range(min(len(words), 1))
-        for index in places:
-            if is_launcher(words[index:]):
-                return _refusal(words[index].bare, "it stands among other commands")
-    return None
+def _program(word: ShellWord) -> str:
+    """The name of the program that a word means, also where only the shell knows its folder."""
+    looked_up = _LOOKED_UP.fullmatch(word.bare)
+    return PurePath(looked_up[1] or looked_up[2] if looked_up else word.bare).name
 
 
-def _refusal(name: str, why: str) -> str:
+def _by_python_itself(words: list[ShellWord]) -> tuple[str, list[ShellWord]] | None:
+    """A launcher that Python starts, as a module or by its file."""
+    place = 1
+    while place < len(words) and (option := words[place].bare).startswith("-"):
+        module = re.fullmatch(r"-[bBdEiIOPqsSuv]*m(.*)", option)
+        if module:
+            place += not module[1]
+            name = module[1] or (words[place].literal if place < len(words) else None) or ""
+            rest = words[place + 1 :]
+            if name in ("accelerate", "phalanx"):
+                return _named([ShellWord(name, name), *rest])
+            return (_MODULES[name], rest) if name in _MODULES else None
+        place += 2 if option in ("-W", "-X") else 1
+    found = _program(words[place]) if place < len(words) else ""
+    return (found, words[place + 1 :]) if found in _BY_FILE else None
+
+
+def refusal(name: str, why: str) -> str:
     return (
         f"training_cmd starts ranks by {name}, and would do so once in each rank; {why}. Give the script and its "
         "arguments alone (training_cmd: train.py --epochs 3), with launcher, nodes and nproc_per_node as settings; or "
@@ -97,13 +116,15 @@ def take_apart(words: list[ShellWord]) -> Call:
     """The call that a launcher's words mean. Raises Uncertain."""
     name, rest = _named(words) or ("", words)
     try:
+        if words[0].literal is None:
+            raise Uncertain("its path is known in the job only")
         if name == "srun":
             return _srun(rest)
-        if name in _MPI:
+        if name in _MPI or _MPI_OF.fullmatch(name):
             return _read(rest, _MPIRUN, {"launcher": "mpirun"})
         return _by_python(_start(name, rest), words[0])
     except Uncertain as error:
-        raise Uncertain(_refusal(name, str(error))) from None
+        raise Uncertain(refusal(name, str(error))) from None
 
 
 def _start(name: str, words: list[ShellWord]) -> Call:
@@ -112,7 +133,7 @@ def _start(name: str, words: list[ShellWord]) -> Call:
     if name == "horovodrun":
         return _read(words, _HOROVODRUN, {"launcher": "horovodrun", "strategy": "horovod"})
     if name == "deepspeed":
-        return _read(words, _DEEPSPEED, {"launcher": "deepspeed"})
+        return replace(_read(words, _DEEPSPEED, {"launcher": "deepspeed"}), script_only=True)
     if name not in ("torchrun", _OLD):
         raise Uncertain("its words aren't known here")
     call = _torchruns(_read(words, _TORCHRUN, {"launcher": "torchrun"}))

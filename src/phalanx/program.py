@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 
 from . import launch_words
+from .hidden_launch import Around, hidden_in
 from .launch_words import Uncertain
 from .shell import Sh, Word
 from .shellwords import ShellWord, join, split
@@ -43,7 +44,7 @@ class Program:
         return "run" if not stem or "$" in stem or "`" in stem else stem
 
 
-def from_training_cmd(text: str) -> Program:
+def from_training_cmd(text: str, around: Around | None = None) -> Program:
     """A command as shell text; one that starts a `.py` file is that script with arguments, and one that starts it by
     a launcher (`torchrun`, `srun`, …) is taken apart into both.
 
@@ -52,16 +53,26 @@ def from_training_cmd(text: str) -> Program:
     """
     words = split(text)
     if words is None:
-        return as_command(text, launch_words.hidden_in(text))
+        return _once_a_rank(text, around)
     environment, words = _assignments(words)
     try:
         if words and launch_words.is_launcher(words):
-            return _launched(words, environment)
+            return _launched(words, environment, around)
     except Uncertain as error:
         return as_command(text, str(error))
     literal = {name: value for name, value in environment.items() if isinstance(value, str)}
     found = _script(words) if len(literal) == len(environment) else None  # a rank's own variables may stand in others
-    return replace(found, environment=literal) if found else as_command(text, launch_words.hidden_in(text))
+    return replace(found, environment=literal) if found else _once_a_rank(text, around)
+
+
+def _once_a_rank(text: str, around: Around | None) -> Program:
+    return as_command(text, _hidden(text, around))
+
+
+def _hidden(text: str, around: Around | None) -> str | None:
+    """Why shell text can't be run once a rank: it starts a launcher. None if none is seen in it."""
+    name = hidden_in(text, around)
+    return launch_words.refusal(name, "it stands among other commands") if name else None
 
 
 def interpreter_of(training_cmd: str | None, python: str) -> str:
@@ -104,14 +115,46 @@ def _script(words: list[ShellWord]) -> Program | None:
     return Program(script.literal, rest, python=python)
 
 
-def _launched(words: list[ShellWord], environment: dict[str, Word]) -> Program:
+def _launched(words: list[ShellWord], environment: dict[str, Word], around: Around | None) -> Program:
     """The program behind a launcher's words. Raises Uncertain."""
     call = launch_words.take_apart(words)
+    _refuse_more(words[0], call.words)
     if call.module:
         found = as_command(f"{call.python or 'python'} -m {join(call.words)}")
-    elif call.script_only and not call.words[0].bare.endswith(".py") and call.words[0].literal is not None:
-        found = Program(call.words[0].literal, (Sh(join(call.words[1:])),) if call.words[1:] else ())
+    elif call.script_only and not call.words[0].bare.endswith(".py"):
+        found = _named_script(words[0], call.words)
+    elif call.words[0].text.startswith("$") and call.words[1:] and _PYTHON.fullmatch(call.words[1].bare):
+        raise Uncertain(_late_options(words[0], call.words[0]))
     else:
         found = _script(call.words) or as_command(join(call.words))
+    hidden = _hidden(join(call.words), around) if found.script is None and not found.late_script else None
+    if hidden is not None:
+        raise Uncertain(hidden)
     python = found.python or call.python
     return replace(found, python=python, environment={**environment, **call.environment}, said=call.said)
+
+
+def _refuse_more(launcher: ShellWord, words: list[ShellWord]) -> None:
+    """Raise Uncertain for what belongs to the whole launch, and would be done by each rank."""
+    for word in words:
+        if word.bare == ":" and re.search(r"(mpi\w*|srun|prun|orterun)\b", launcher.bare):
+            raise Uncertain(launch_words.refusal(launcher.bare, "it starts several programs"))
+        if word.literal is None and re.match(r"\d*(&>|[<>])", word.text):
+            why = f"each rank would redirect its output or input ({word.text}): set output, or leave it out"
+            raise Uncertain(launch_words.refusal(launcher.bare, why))
+
+
+def _named_script(launcher: ShellWord, words: list[ShellWord]) -> Program:
+    """A script without the ending of one, for a launcher that takes any file; a variable in its place
+    may also hold options. Raises Uncertain."""
+    rest = (Sh(join(words[1:])),) if words[1:] else ()
+    if words[0].literal is not None:
+        return Program(words[0].literal, rest)
+    if any(word.bare.endswith(".py") or word.bare in ("-m", "--module") for word in words[1:]):
+        raise Uncertain(_late_options(launcher, words[0]))
+    return Program(None, (Sh(words[0].text), *rest), late_script=True)
+
+
+def _late_options(launcher: ShellWord, variable: ShellWord) -> str:
+    why = f"its options in {variable.text} are known in the job only: write them out"
+    return launch_words.refusal(launcher.bare, why)

@@ -21,7 +21,7 @@ from typing import Any
 from .hostlist import expand_hostlist
 from .rundir import write_atomic
 from .schedulers import verdict
-from .schedulers.deaths import of_job, since
+from .schedulers.deaths import of_job, shared, since
 from .schedulers.stops import Stop
 
 KEPT = 64 * 1024  # bytes of the job's output that are looked at
@@ -54,16 +54,18 @@ def attempt(run_dir: Path, status: int, environ: Mapping[str, str]) -> verdict.A
     plan = _plan(run_dir)
     start = _start(run_dir, environ)
     world = plan.get("world_size") or _number(environ.get("PHALANX_EXPECTED_WORLD_SIZE"))
+    printed, job = _output(run_dir, environ), environ.get("SLURM_JOB_ID", "")
     launcher = plan.get("launcher") or ("torchrun" if "PHALANX_RDZV_PORT" in environ else None)
     return verdict.Attempt(
         run_dir=run_dir,
         since=start,
         returncode=status,
-        stderr=_said(_output(run_dir, environ), start, environ),
+        stderr=_said(printed, start, environ),
         host=environ.get("SLURMD_NODENAME") or os.uname().nodename,
         launcher=launcher,
         world_size=world,
         nproc_per_node=plan.get("nproc_per_node"),
+        shared=shared(printed, job),
     )
 
 

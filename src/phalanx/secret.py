@@ -20,9 +20,22 @@ def _words(text: str) -> frozenset[str]:
 
 
 # Words that name a secret wherever they stand; those that do at the end of a longer name; endings of one word.
-_ALWAYS = _words("SECRET SECRETS TOKEN PASSWORD PASSWORDS PASSWD PASSPHRASE CREDENTIAL CREDENTIALS CREDS APIKEY BEARER")
-_LAST = _words("KEY PASS PWD PAT AUTH COOKIE DSN")
-_ENDINGS = ("PASSWORD", "PASSWD", "PASSPHRASE", "APIKEY", "ACCESSKEY", "SECRETKEY", "AUTHTOKEN", "SSHPASS")
+_ALWAYS = _words(
+    "SECRET SECRETS TOKEN PASSWORD PASSWORDS PASSWD PASSPHRASE CREDENTIAL CREDENTIALS CREDS APIKEY BEARER JWT"
+)
+_LAST = _words("KEY PASS PWD PW PAT AUTH COOKIE DSN")
+_ENDINGS = (
+    "PASSWORD",
+    "PASSWD",
+    "PASSPHRASE",
+    "APIKEY",
+    "ACCESSKEY",
+    "SECRETKEY",
+    "AUTHTOKEN",
+    "SSHPASS",
+    "DBPASS",
+    "BINDPW",
+)
 # A key of these kinds, also when more follows: AWS_ACCESS_KEY_ID, API_KEYS, PRIVATE_KEY_PEM.
 _KEY = re.compile(r"(?:^|_)(?:API|ACCESS|PRIVATE|SECRET)_?KEYS?(?:_|$)")
 # Last words of names that hold no secret, but something about one.
@@ -51,8 +64,20 @@ _TOKENS = re.compile(
     r"|eyJ[\w-]{6,}\.[\w-]{6,}\.[\w-]*|(?:sk|rk)_live_\w{10,}"
     r")|-----BEGIN [A-Z ]*PRIVATE KEY-----|https://hooks\.slack\.com/services/\S+"
     r"|https?://(?=\w*\d)\w{20,}@"
+    # as databases and storages write them: `password=…;`, `AccountKey=…`
+    r"|(?<![\w-])(?i:password|pwd|accountkey|sharedaccesskey)=(?!(?i:true|false|none|null)\b)[^\s\"'$;&<]{4,}"
 )
-_ASSIGNED = re.compile(r"(?<![\w.$])([A-Z][A-Z0-9_]*)=(?=[\"']?[^\s\"'$;|&])")
+_ASSIGNED = re.compile(
+    r"(?<![\w.$])(?:(?:export|declare -x)\s+([A-Za-z]\w*)|([A-Z][A-Z0-9_]*))=(?=[\"']?[^\s\"'$;|&])", re.ASCII
+)
+# An option that can't mean but a secret, with its value: --token and --key may be a tokenizer's or a dict's.
+_OPTION = re.compile(
+    r"(?<![\w-])(?!-+(?:no|ask)[-_])(--?(?:[\w-]*[-_])?"
+    r"(?:password|passwd|passphrase|api[-_]?key|secret[-_]key|access[-_]key|client[-_]secret"
+    r"|(?:auth|api|access|hf|hub|wandb|github)[-_]token))(?:=|\s+)[\"']?"
+    r"(?!(?:true|false|none|null)\b)[^\s\"'$<-][^\s\"']{5,}",
+    re.IGNORECASE,
+)
 
 
 def is_secret(name: str, value: object = None) -> bool:
@@ -62,7 +87,7 @@ def is_secret(name: str, value: object = None) -> bool:
 
 
 def _named(name: str) -> bool:
-    words = [word for word in name.split("_") if word]
+    words = [word.rstrip("0123456789") or word for word in name.split("_") if word]
     if not words:
         return False
     if _KEY.search(name) and (words[-1] not in _ABOUT or name.endswith("_KEY_ID")):
@@ -86,7 +111,10 @@ def within(text: str) -> str | None:
         return "a URL with a password"
     if _TOKENS.search(text):
         return "an access token"
-    named = next((match[1] for match in _ASSIGNED.finditer(text) if _named(match[1])), None)
+    assigned = (match[1] or match[2] for match in _ASSIGNED.finditer(text))
+    named = next((name for name in assigned if _named(name.upper())), None)
+    option = _OPTION.search(text)
+    named = named or (option[1] if option else None)
     return f"the value of {named}" if named else None
 
 

@@ -9,7 +9,8 @@ from .config import JobConfig, hidden
 from .config.names import fault, texts
 from .errors import PlanError
 from .program import Program
-from .shell import Sh
+from .shell import Sh, exports, word
+from .shellwords import split
 
 _TELLING = 8  # letters of a secret by which a copy of it is known
 
@@ -23,6 +24,12 @@ def check(config: JobConfig, program: Program) -> None:
     for name, text in config.env.items():
         if "\0" in text:
             raise PlanError(f"env.{name}: expected text without the character NUL")
+    for key, text in _shell_values(config):
+        if len(split(exports({"A": Sh(text)})[0]) or ()) != len(("export", "A=…")):
+            raise PlanError(
+                f"{key}: the shell text {text!r} is not one word within double quotes, where it is put: close what is "
+                "open in it, and leave quotes around the whole of it out"
+            )
     known = {**hidden.proxies(config), **hidden.params(config), **secret.only(config.env)}
     for key, text in _written(config, program):
         copied = next((name for name, value in known.items() if len(value) >= _TELLING and value in text), None)
@@ -39,8 +46,17 @@ def refuse_secret(where: str, text: str, known: str | None = None) -> None:
         )
 
 
+def _shell_values(config: JobConfig) -> Iterator[tuple[str, str]]:
+    """Settings whose value is shell text."""
+    values = {**{f"env.{name}": text for name, text in config.env.items()}, "tmpdir": config.tmpdir}
+    values |= {f"proxy.{name}": text for name, text in config.proxy.model_dump().items()}
+    for key, text in values.items():
+        if text and isinstance(found := word(text), Sh):
+            yield key, found.text
+
+
 def _written(config: JobConfig, program: Program) -> Iterator[tuple[str, str]]:
     """What stands in the files of a run or in the command lines of its processes."""
     yield from hidden.open_texts(config)
-    words = [word.text if isinstance(word, Sh) else word for word in program.args]
-    yield from (("an argument of the script", word) for word in words)
+    words = [arg.text if isinstance(arg, Sh) else arg for arg in program.args]
+    yield "an argument of the script", " ".join(words)

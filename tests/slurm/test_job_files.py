@@ -64,7 +64,7 @@ def test_a_launchers_line_makes_one_world(user: User) -> None:
             4,
         ),
         "b": ("python -m torch.distributed.run --nproc_per_node=2 show.py --a 'b c'", 2),
-        "c": ("srun -n 4 python -u show.py --a 'b c'", 4),
+        "c": ("""srun -n 4 python -u show.py --a "$(echo "b $([ $((SLURM_NNODES - 1)) = 1 ] && echo c)")\"""", 4),
     }
     nodes = {"a": "nodes=2", "b": "nodes=1", "c": "nodes=2"}
     active = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # the lines say `python` and `torchrun`
@@ -81,8 +81,8 @@ def test_a_launchers_line_makes_one_world(user: User) -> None:
 
 
 def test_a_step_of_ones_own_has_all_cpus_and_a_job_without_its_secrets_ends(user: User) -> None:
-    own = "exec_command=srun -n1 bash -c 'echo cpus=$SLURM_CPUS_PER_TASK'"
-    step = user.submit("name=own", "cpus_per_task=2", own)
+    own = "exec_command=time srun bash -c 'echo cpus=$SLURM_CPUS_PER_TASK'"
+    step = user.submit("name=own", "cpus_per_task=2", "ntasks_per_node=2", own)
     (user.work / "show.py").write_text(SHOW)
     saved = user.phalanx("submit", "-t", "5", "device=cpu", "name=s", "--no-submit-job", *SECRETS, "show.py")
     assert "HF_TOKEN" in saved.stderr
@@ -96,4 +96,4 @@ def test_a_step_of_ones_own_has_all_cpus_and_a_job_without_its_secrets_ends(user
     (found,) = seen(user.work / "runs" / "s" / f"job-{has}")
     assert (found["HF_TOKEN"], found["HTTP_PROXY"]) == ("1", "2")
     assert user.cluster.wait(step)["JobState"] == "COMPLETED", user.output("own")
-    assert "cpus=2" in user.output("own")
+    assert user.output("own").count("cpus=2") == 2

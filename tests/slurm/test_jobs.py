@@ -84,7 +84,7 @@ def test_a_failing_rank_ends_the_job_with_its_own_code_and_is_named(user: User, 
     start = time.monotonic()
     done = user.phalanx(
         *("submit", "-N", "2", "--nproc", "1", "--cpus-per-task", "1", "-t", "5", "name=bad", "device=cpu"),
-        *("--launcher", launcher, "--wait", "bad.py"),
+        *("--launcher", launcher, "--wait", "before=set -euo pipefail; trap 'exit 9' ERR", "bad.py"),
     )
     assert done.returncode == 7, done.stderr
     assert "rank 1 on node2 failed: SystemExit: 7" in done.stderr

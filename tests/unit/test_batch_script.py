@@ -188,7 +188,11 @@ def batch_node(tmp_path):
                 "SLURM_NNODES": "2",
             },
         }
-        words = ["bash", "job.sh", *([str(tmp_path / "run")] if argument else [])]
+        words = [
+            *text.splitlines()[0].removeprefix("#!").split(),
+            "job.sh",
+            *([str(tmp_path / "run")] if argument else []),
+        ]
         done = subprocess.run(words, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=stderr, text=True)
         ranks = sorted((tmp_path / "seen").glob("*.argv"), key=lambda path: int(path.stem))
         seen = [(_split(path), dict(pair.split("=", 1) for pair in _split(path.with_suffix(".env")))) for path in ranks]
@@ -554,7 +558,6 @@ def test_shares_of_gpus_say_nothing_where_there_are_none(tmp_path):
         ("gres=gpu:a100:2", "gres"),
         ("gpus=4", "gpus"),
         ("gpus_per_task=1", "gpus-per-task"),
-        ("sbatch_args=--gpus-per-node=2", "gpus-per-node"),
         ("sbatch.gpus_per_socket=1", "gpus-per-socket"),
         ("sbatch.tres_per_task=gres/gpu:1", "tres-per-task"),
         (None, None),
@@ -623,3 +626,29 @@ def test_what_slurm_cannot_be_asked_is_refused(overrides, words):
         script(*overrides)
     for word in words:
         assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ("before=set -euo pipefail",),
+        ("before=set -E; trap 'exit 9' ERR",),
+        ("shebang=/bin/bash -eu",),
+        ("shebang=/bin/bash -e", "before=set -u"),
+    ],
+)
+def test_a_strict_shell_of_the_users_lines_does_not_leave_at_a_failed_launch(batch_node, tmp_path, lines):
+    done, _ = batch_node("nproc=2", "after=echo after", *lines, exit_code=3)
+    left = tmp_path / "run/jobs/70001.exit"
+    assert (done.returncode, left.read_text().strip()) == (3, "3"), done.stderr
+    assert "after" in done.stdout
+
+
+@pytest.mark.parametrize("launcher", ["auto", "torchrun", "srun"])
+def test_a_launch_of_ones_own_has_the_tasks_that_the_file_says(launcher):
+    own = ("exec_command=time srun python t.py", f"launcher={launcher}", "ntasks_per_node=4", "cpus_per_task=3")
+    said = directives(script("nodes=2", *own))
+    assert (said["nodes"], said["ntasks-per-node"], said["cpus-per-task"]) == ("2", "4", "3")
+    agents = ("exec_command=srun torchrun t.py", "nproc=4", "cpus_per_task=12")
+    said = directives(script("nodes=2", *agents))
+    assert (said["ntasks-per-node"], said["cpus-per-task"]) == ("1", "12")

@@ -257,3 +257,69 @@ def test_a_run_directory_is_as_open_as_run_mode_says_whatever_the_umask(mode, fo
 def test_a_mode_that_shuts_out_its_owner_is_refused(mode):
     with pytest.raises(ConfigError, match="run_mode"):
         load_config((), [f"run_mode={mode}"], {})
+
+
+OPEN = ["cat <<END\nabc", "echo 'abc", 'x="$(date', "if true; then", "for a in b; do", ") ; exit 9; (", "f() {"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [*(("before", text) for text in OPEN), *((name, OPEN[0]) for name in ("after", "exec_command", "pre_exec_file"))],
+)
+def test_shell_text_that_does_not_end_is_refused_before_anything_is_written(name, text, tmp_path, monkeypatch, capsys):
+    """Else a here-document swallows the launch: bash takes the rest of the script for its text, and ends with 0."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "t.py").touch()
+    (tmp_path / "lines.sh").write_text(text)
+    setting = f"{name}=lines.sh" if name.endswith("file") else f"{name}={text}"
+    script = [] if name in ("exec_command", "training_cmd") else ["t.py"]
+    assert main(["submit", "--preview", "device=cpu", setting, *script]) == 2
+    said = capsys.readouterr()
+    assert f"{name} is no complete shell text" in said.err
+    assert said.out == ""
+
+
+def test_shell_text_that_ends_is_left_alone(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "t.py").touch()
+    for text in ("cat <<END\nabc\nEND", "shopt -s extglob; ls !(x) || true", "export A=1 \\", "f() { a; }  # it's"):
+        assert main(["submit", "--preview", "device=cpu", f"before={text}", f"after={text}", "t.py"]) == 0
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize("key", ["env.A", "tmpdir", "proxy.http"])
+@pytest.mark.parametrize("text", ['"', "$(date", "`date", 'a" ; touch PWNED; "', '"a b" c "d e"'])
+def test_shell_text_of_a_value_is_one_word(key, text, capsys):
+    assert f"{key}: the shell text" in refused(capsys, f"{key}=!sh {text}", "t.py")
+
+
+def test_shell_text_of_a_value_may_hold_spaces_and_quotes_within_expansions():
+    texts = ["a b", "$HOME/x; y", '$(echo "a  b")', "it's", "x\ny", "${A:-$(echo `echo z`)}", r"a\"b"]
+    for text in texts:
+        line = exports({"A": Sh(text)})[0]
+        assert main([*PREVIEW, f"env.A=!sh {text}", "t.py"]) == 0
+        assert subprocess.run(["bash", "-ec", f"{line}; [ $(compgen -e | grep -c '^A$') = 1 ]"]).returncode == 0
+
+
+@pytest.mark.parametrize("words", [["t.py", "--api-key", "abcdef1"], ["training_cmd=t.py --db-password 'hunter2'"]])
+def test_an_option_of_the_script_that_means_a_secret_is_refused_with_its_value(words, capsys):
+    assert "put it into env" in refused(capsys, *words)
+
+
+@pytest.mark.parametrize(
+    ("word", "instead"),
+    [("--nodes=3", "nodes"), ("--array=0-3", "array"), ("--job-name=x", "job_name"), ("--wrap=ls", "training_cmd")],
+)
+def test_an_option_that_a_setting_decides_is_none_of_a_sites(word, instead, capsys):
+    """Slurm takes the last of two: the job had other nodes than its launch."""
+    assert instead in refused(capsys, f"sbatch_args=[{word}]", "t.py")
+    assert main([*PREVIEW, "sbatch_args=--comment=x", "t.py"]) == 0
+
+
+@pytest.mark.parametrize("text", ["nohup python t.py >log 2>&1 &", "python t.py &  # in the background\n"])
+def test_a_launch_that_nobody_waits_for_is_refused(text, capsys):
+    """A batch job ends with its script, whatever still runs, and with the script's exit code."""
+    for name in ("training_cmd", "exec_command"):
+        assert f"{name} ends with &" in refused(capsys, f"{name}={text}")
+    assert main([*PREVIEW, "exec_command=srun python t.py & wait $!"]) == 0
+    assert main([*PREVIEW, "training_cmd=python t.py --url 'a?b&c&'"]) == 0

@@ -67,6 +67,35 @@ def test_what_others_or_earlier_starts_wrote_into_the_same_file_does_not_count(
     assert code == 139
 
 
+MARKS = "=== phalanx: job 70, start 0 ===\n=== phalanx: job 71, start 0 ===\n"
+
+
+@pytest.mark.parametrize("marks", [MARKS, "of a job in an empty file\n=== phalanx: job 71, start 0 ===\n"])
+@pytest.mark.parametrize("launcher", ["srun", "mpirun", "torchrun"])
+def test_a_rank_of_another_job_at_the_same_time_is_not_told_for_ones_own(
+    run_dir: Path, launcher: str, marks: str
+) -> None:
+    """Both write into one file, on the same nodes; that job began before this one, and ended in it."""
+    (run_dir / "plan.json").write_text(json.dumps({"launcher": launcher, "world_size": 4, "nproc_per_node": 2}))
+    name = {"mpirun": "openmpi"}.get(launcher, launcher)
+    output = marks + (RECORDED / f"{name}-kill-rank2.txt").read_text().replace("STEP 21.", "STEP 71.")
+    report(run_dir, 1, 101.0, "ValueError: bad")
+    (run_dir / "errors/2.json").unlink()
+    status = 143 if launcher == "srun" else 1
+    lines, code = tell(run_dir, status, output, SLURM_JOB_NODELIST="node[1-2]")
+    assert (lines[0], code) == ("rank 1 on node1 failed: ValueError: bad", 1)
+
+
+@pytest.mark.parametrize(("launcher", "status"), [("srun", 7), ("mpirun", 7)])
+def test_an_end_that_does_not_fit_the_exit_code_is_another_jobs(run_dir: Path, launcher: str, status: int) -> None:
+    (run_dir / "plan.json").write_text(json.dumps({"launcher": launcher, "world_size": 4, "nproc_per_node": 2}))
+    (run_dir / "errors/2.json").unlink()
+    name = {"mpirun": "openmpi"}.get(launcher, launcher)
+    killed = (RECORDED / f"{name}-kill-rank2.txt").read_text()
+    assert tell(run_dir, status, MARKS + killed)[1] == status
+    assert tell(run_dir, 137, MARKS + killed)[1] == 137
+
+
 def test_what_slurm_says_of_a_job_at_the_same_time_does_not_count(run_dir: Path) -> None:
     (run_dir / "errors/2.json").unlink()
     others = (RECORDED / "srun-kill-rank2.txt").read_text().replace("node", "other").replace("STEP ", "STEP 9")

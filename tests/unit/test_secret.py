@@ -8,7 +8,7 @@ NAMED = (
     "PGPASSWORD MYSQL_PWD PASSPHRASE GPG_PASSPHRASE GITHUB_PAT SSH_KEY OPENAI_KEY OPENAI_API_KEY OPENAI_APIKEY "
     "HF_TOKEN HUGGING_FACE_HUB_TOKEN AUTH_TOKEN_V2 CLIENT_SECRET SECRET_KEY AWS_ACCESS_KEY_ID AWS_SECRET_ACCESS_KEY "
     "DB_PASS SSHPASS REDISCLI_AUTH DB_CREDENTIALS wandb_api_key SENTRY_DSN ENCRYPTION_KEY API_KEYS PRIVATE_KEY_PEM "
-    "SMTP_PASSWD TOKEN SECRET"
+    "SMTP_PASSWD TOKEN SECRET DB_PW ROOT_PW LDAP_BINDPW DBPASS API_JWT DB_PASSWORD1 HF_TOKEN2"
 )
 PLAIN = (
     "MONKEY KEYBOARD KEY_COUNT TOKENIZER_PATH TOKENIZERS_PARALLELISM SSH_KEY_PATH SSH_AUTH_SOCK SECRETARY PWD OLDPWD "
@@ -30,6 +30,9 @@ SECRET_VALUES = (
     "Bearer eyJhbGciOi.eyJzdWIiOi.c2ln",
     "-----BEGIN OPENSSH PRIVATE KEY-----\nabc",
     "https://" + "a1" * 20 + "@github.com/me/x.git",
+    "jdbc:mysql://h/db?user=u&password=hush",
+    "host=h user=u password=hush",
+    "DefaultEndpointsProtocol=https;AccountName=n;AccountKey=aGFzaA==;",
 )
 PLAIN_VALUES = (
     "http://proxy:3128",
@@ -45,6 +48,8 @@ PLAIN_VALUES = (
     "user:pass",
     "http://u:$PROXY_PASS@proxy:3128",
     "http://u:${PROXY_PASS}@proxy:3128",
+    "password=$PW",
+    "ask.password=false",
     "",
 )
 
@@ -84,6 +89,13 @@ def test_these_values_are_none(value):
         ("export TOKENIZER_PATH=x", None),
         ("test $HF_TOKEN = x", None),
         ("train.py sort_key=x pad_token=y", None),
+        ("export hf_token=abc", "hf_token"),
+        ("t.py --api-key abcdef1", "--api-key"),
+        ("t.py --db_password=hunter2", "--db_password"),
+        ("t.py --hub-token 'abcdef1'", "--hub-token"),
+        ('t.py --hub_token $HF_TOKEN --api-key "$KEY"', None),
+        ("t.py --use_auth_token true --pad_token abcdef1 --token-dim 1000000", None),
+        ("t.py --api-key-file /home/me/key --no-password output.txt --api-key --verbose", None),
     ],
 )
 def test_secrets_within_lines_of_shell(text, found):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -19,6 +20,8 @@ _STEP_CPUS = (
     'if [ -n "${SLURM_CPUS_PER_TASK:-}" ]; then '
     'export SRUN_CPUS_PER_TASK="${SRUN_CPUS_PER_TASK:-$SLURM_CPUS_PER_TASK}"; fi'
 )
+# `#!/bin/bash -e` would leave the script at a failed launch.
+_STRICT = re.compile(r" -\w*[eu]| (errexit|nounset)\b")
 _END_OF_CONFIG = "END_OF_CONFIG"
 _EXIT = '"$PHALANX_RUN_DIR/jobs/$SLURM_JOB_ID.exit"'
 _KEEP_EXIT = f'echo "$status" >{_EXIT}'
@@ -38,11 +41,12 @@ def render_script(plan: LaunchPlan, settings: str, inserts: Inserts | None = Non
     Raises PlanError for values that cannot stand in a directive.
     """
     inserts = inserts or Inserts()
+    strict = "+eu " if _STRICT.search(plan.config.shebang) else ""
     parts = [
         _head(plan),
-        ["set -o pipefail", f"unset {' '.join(_foreign(plan))}"],
+        [f"set {strict}-o pipefail", f"unset {' '.join(_foreign(plan))}"],
         _run_directory(plan, settings),
-        *modules(plan.config.modules, _text("Before", plan.config.before, inserts.before), f"echo 2 >{_EXIT}"),
+        *modules(plan.config.modules, _before(plan, inserts), f"echo 2 >{_EXIT}"),
         required(plan.secrets, f"echo 2 >{_EXIT}"),
         proxies(plan.config.proxy),
         _environment(plan),
@@ -101,9 +105,11 @@ def _umask(plan: LaunchPlan) -> list[str]:
     return [f'umask "$(printf %04o $(($(umask) & ~0{mode:o})))"  # run_mode'] if mode else []
 
 
-def _text(title: str, *texts: str | None) -> list[str]:
-    lines = [text.rstrip("\n") for text in texts if text and text.strip()]
-    return [f"# {title}", *lines] if lines else []
+def _before(plan: LaunchPlan, inserts: Inserts) -> list[str]:
+    """The user's own lines. Their `set -eu` and `trap … ERR` are for themselves: the script looks
+    into a launch that fails, and may not be left there."""
+    lines = [text.rstrip("\n") for text in (plan.config.before, inserts.before) if text and text.strip()]
+    return ["# Before", *lines, "set +eu -o pipefail; trap - ERR"] if lines else []
 
 
 def _dry_run(plan: LaunchPlan) -> list[str]:

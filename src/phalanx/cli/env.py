@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from .. import bootstrap
+from ..batch import syntax
 from ..bootstrap import BootstrapError, Wanted
 from ..config import Loaded, load_config
 from ..environments.job import Build, build_plan, launcher_of_horovod, render_build
@@ -165,6 +166,7 @@ def job_of(loaded: Loaded, scanned: Scanned, extras: Sequence[str]) -> tuple[sub
     wanted = _wanted(scanned, extras, kind, offline=True)
     build = Build(venv, wanted, config.python, _version(scanned) if wanted.wheelhouse else None)
     before = submit.file_text(config.pre_exec_file, "pre_exec_file", plan.cwd)
+    syntax.check({"before": config.before, "pre_exec_file": before})
     script = render_build(plan, build, config, before, launcher_of_horovod(config, facts))
     return submit.Job(replace(loaded, config=plan.config), plan, script), build
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from ..config.layers import COMMAND_LINE
 from ..config.saved import CONFIG_FILE
 from ..errors import UsageError
 from ..facts import Facts, gather
+from ..hidden_launch import Around, assigned, hidden_in
 from ..launch_words import is_launcher
 from ..plan import LaunchPlan
 from ..planner import make_plan, run_name
@@ -107,9 +109,10 @@ def _program(scanned: Scanned, loaded: Loaded, command: str) -> Program:
                 f"{scanned.script} starts ranks, and so does phalanx {command}: give the script that it would start, "
                 f"as in phalanx {command} --launcher torchrun --nproc 2 train.py"
             )
-        return Program(scanned.script, scanned.args)
+        words = (scanned.script, *scanned.args)
+        return Program(scanned.script, scanned.args, refusal=_own_launch(words, _around(loaded.config), command))
     if loaded.config.training_cmd:
-        found = from_training_cmd(loaded.config.training_cmd)
+        found = from_training_cmd(loaded.config.training_cmd, _around(loaded.config))
         alone = loaded.config.launcher == "python" and (found.said or found.refusal)
         return as_command(loaded.config.training_cmd) if alone else found
     if loaded.config.exec_command or loaded.config.exec_file:
@@ -117,6 +120,22 @@ def _program(scanned: Scanned, loaded: Loaded, command: str) -> Program:
     raise UsageError(
         f"no script given: expected phalanx {command} [options] SCRIPT [script arguments], or training_cmd in the "
         f"settings; see phalanx {command} --help"
+    )
+
+
+def _around(config: JobConfig) -> Around:
+    """What the settings say of a command's folder and variables."""
+    return Around(Path(config.chdir or Path.cwd()), {**config.env, **assigned(config.before or "")})
+
+
+def _own_launch(words: tuple[str, ...], around: Around, command: str) -> str | None:
+    """Why a command in place of the script can't be run by several ranks; None for a Python
+    file."""
+    name = None if words[0].endswith(".py") else hidden_in(shlex.join(words), around)
+    return name and (
+        f"{words[0]} starts ranks by {name}, and so does phalanx {command}: each rank would make a "
+        f"world of its own. Give the script that it starts, as in phalanx {command} --launcher "
+        "torchrun --nproc 2 train.py"
     )
 
 

@@ -18,7 +18,7 @@ from pydantic import (
 )
 
 from .convert import to_integer, to_text_list
-from .sbatch import FLAGS, OPTIONALS, PASSED
+from .sbatch import FLAGS, OPTIONALS, PASSED, REFUSED
 from .section import NotNegative, Positive, Section, TextList
 from .text import is_null
 from .walltime import EXPECTED, seconds
@@ -240,7 +240,18 @@ class SlurmSettings(Section):
         for word in words:
             if not word.startswith(dashes):
                 raise ValueError(f"{word!r}: expected words such as --name=value")
+            name = word.partition("=")[0].removeprefix("--").replace("-", "_")
+            if dashes == "--" and name in _DECIDED:
+                raise ValueError(f"{word!r} would contradict what is decided by the setting {name}: use that")
+            if dashes == "--" and name in REFUSED:
+                raise ValueError(f"{word!r}: {REFUSED[name]}")
         return words
 
 
+# Of sbatch's options those that sizes, names and files of a job follow from; the last of two counts for Slurm.
+_DECIDED = (
+    "nodes", "ntasks", "ntasks_per_node", "cpus_per_task", "cpus_per_gpu", "gpus", "gpus_per_node", "gpus_per_task",
+    "gres", "mem", "mem_per_cpu", "mem_per_gpu", "job_name", "output", "error", "open_mode", "chdir", "array", "export",
+    "time", "dependency", "requeue", "no_requeue",
+)  # fmt: skip
 WITHOUT_EFFECT = ("py_spy", "profiling_sampling_rate", "debug")

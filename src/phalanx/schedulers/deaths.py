@@ -50,7 +50,7 @@ _RAY = re.compile(  # the agents' words, see ray_launch/ranks.py
 CANCELLED = re.compile(
     r"\*\*\* (?P<what>JOB|STEP) (?P<id>\S+) ON \S+ CANCELLED AT (?P<time>\S+)(?: DUE (?:TO|to) (?P<why>[^*]+?))? \*\*\*"
 )
-_STARTED = re.compile(r"=== phalanx: job (?P<job>\d+), start \d+ ===")  # batch/script.py writes it
+_STARTED = re.compile(r"=== phalanx: job (?P<job>\d+), start (?P<start>\d+) ===")  # batch/script.py writes it
 _LAUNCH = re.compile(  # a step that could not start, see unlaunched.py
     r"srun: error: .*(?:StepId=|for job )(?P<job>\d+)|slurmstepd-(?P<node>[^:\s]+): error: execve\(\)"
 )
@@ -111,6 +111,26 @@ def since(text: str, start: float, job: str = "") -> str:
         return text[marks[-1] :]
     earlier = [found.end() for found in CANCELLED.finditer(text) if (unix(found["time"]) or start) < start - 1]
     return text[max(earlier, default=0) :]
+
+
+def shared(text: str, job: str) -> bool:
+    """Whether other jobs have begun in the same log: what launchers say there, may be of them. The
+    first one leaves no mark, but its words stand before the others' marks."""
+    marks = [*_STARTED.finditer(text)]
+    others = any(found["job"] != job for found in marks)
+    return others or any(found["start"] == "0" and text[: found.start()].strip() for found in marks)
+
+
+def possible(found: list[Death], returncode: int, launcher: str | None) -> list[Death]:
+    """Of deaths that may be another launch's, those that fit the exit code of this one: mpirun ends
+    with the code of the rank that it tells of, srun with the highest of all; agents with their own."""
+    if launcher == "mpirun":
+        return [death for death in found if _shell_code(death.code) == returncode]
+    return [death for death in found if launcher != "srun" or _shell_code(death.code) <= returncode]
+
+
+def _shell_code(code: int) -> int:
+    return code if code >= 0 else 128 - code
 
 
 def of_job(text: str, job: str, hosts: Collection[str]) -> str:

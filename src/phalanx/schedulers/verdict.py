@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..rundir import log_path
-from .deaths import Death, agents, deaths
+from .deaths import Death, agents, deaths, possible
 from .stops import Stop, stop
 
 # A rank doesn't die of these because another rank failed; of an abort or a broken connection it may.
@@ -54,6 +54,7 @@ class Attempt:
     launcher: str | None
     world_size: int | None = None
     nproc_per_node: int | None = None
+    shared: bool = False  # `stderr` may also hold other launches' words
 
 
 @dataclass(frozen=True)
@@ -105,14 +106,14 @@ def judge(attempt: Attempt) -> tuple[Culprit | None, Stop | None]:
     """The culprit, or else what ended the launch though no rank had failed; neither if nothing tells."""
     culprit = find(
         attempt.run_dir, attempt.since, attempt.returncode, attempt.stderr, attempt.host, attempt.launcher,
-        attempt.world_size,
+        attempt.world_size, attempt.shared,
     )  # fmt: skip
     return culprit, None if culprit else _stop(attempt.stderr, attempt.launcher)
 
 
 def find(
     run_dir: Path, since: float, returncode: int, stderr: str, host: str, launcher: str | None,
-    world_size: int | None = None,
+    world_size: int | None = None, shared: bool = False,
 ) -> Culprit | None:  # fmt: skip
     """The culprit of a failed attempt that began at Unix time `since`; None when no rank is known to have
     failed (the launcher itself did, or somebody ended it). Error files of earlier attempts don't count."""
@@ -120,6 +121,9 @@ def find(
     if written is None or _BROKEN.search(written.what):
         written = _said(stderr) or written
     died = deaths(stderr, launcher)
+    if shared:
+        told = written is not None and not _BROKEN.search(written.what)
+        died = [] if told else possible(died, returncode, launcher)
     ended = _stop(stderr, launcher)
     if ended is not None:  # what came after it is its effect
         died = [death for death in died if death.position < ended.position]

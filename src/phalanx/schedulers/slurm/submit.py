@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ... import conda, engines, texts
+from ...batch import syntax
 from ...batch.directives import exporting
 from ...batch.script import Inserts, render_script
 from ...config import Loaded, save_run_config, walltime
@@ -73,6 +74,11 @@ def build(loaded: Loaded, program: Program, facts: Facts) -> Job:
         file_text(loaded.config.pre_exec_file, "pre_exec_file", plan.cwd),
         file_text(loaded.config.exec_file, "exec_file", plan.cwd),
     )
+    config = plan.config
+    texts = {"before": config.before, "pre_exec_file": inserts.before, "after": config.after}
+    own = {"exec_command": config.exec_command, "exec_file": inserts.launch, "training_cmd": config.training_cmd}
+    syntax.check_waited_for(own)
+    syntax.check({**texts, **own, "container.pre": config.container.pre})
     return Job(loaded, plan, render_script(plan, run_config_text(loaded), inserts))
 
 
