@@ -17,10 +17,10 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from phalanx.report.analyse import Options, analyse
-from phalanx.report.forecast import forecast
-from phalanx.report.inputs import gather
+from phalanx.report.analyse.analysis import Options, analyse
+from phalanx.report.analyse.forecast import forecast
 from phalanx.report.model import Forecast, Line, Point, RunData
+from phalanx.report.read.inputs import gather
 
 HERE = Path(__file__).resolve().parent
 PHALANX = [sys.executable, "-m", "phalanx"]

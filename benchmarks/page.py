@@ -21,8 +21,8 @@ sys.path.insert(0, str(ROOT))
 from tests import report_fixture  # noqa: E402
 from tests.browser.conftest import FLAGS  # noqa: E402
 
-from phalanx.report import page  # noqa: E402
 from phalanx.report.model import Analysis, Input  # noqa: E402
+from phalanx.report.show import page  # noqa: E402
 
 # "ready": tables and buttons answer, and no script is left to load; "drawn": the plots in view are there too.
 MARKS = "['ready', 'drawn'].map(name => performance.getEntriesByName(name)[0].startTime)"

@@ -10,6 +10,7 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
+from phalanx.report.analyse.recommendation import verdict
 from phalanx.report.model import (
     Analysis,
     Comparison,
@@ -23,7 +24,6 @@ from phalanx.report.model import (
     Term,
     Work,
 )
-from phalanx.report.verdict import verdict
 
 COMPUTE, LATENCY, STEPS, BATCH = 0.8, 0.004, 1250, 64
 NODES = (1, 2, 4, 8)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import sys
 
-from phalanx.cells import NODES, RUNTIMES, TABLE, Cell
+from phalanx.planning.cells import NODES, RUNTIMES, TABLE, Cell
 from phalanx.registry import LAUNCHERS, STRATEGIES
 
 HEAD = """\
 # Which launcher starts which strategy
 
-This page is made from the table in the code (`phalanx/cells.py`) that the command itself uses: it refuses the other
-cells before anything is submitted, and names the nearest one that works.
+This page is made from the table in the code (`phalanx/planning/cells.py`) that the command
+itself uses: it refuses the other cells before anything is submitted, and names the nearest one that works.
 
 `1` works on one node, `n` on several; a number is a reason below. The same cells work in a virtual environment and in a
 container, as long as the image has the launcher and the engine.

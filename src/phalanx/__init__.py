@@ -13,23 +13,21 @@ from typing import TYPE_CHECKING, Any
 from .bound import add_packages, lacking
 
 if TYPE_CHECKING:
-    from .argparser import ArgumentParser as ArgumentParser
-    from .data.iterable import shard as shard
-    from .epoch_timer import EpochTimer as EpochTimer
-    from .errors import PhalanxError as PhalanxError
-    from .run import Run as Run
-    from .run import current as current
-    from .run import init as init
-    from .topology import Topology as Topology
+    from .data.iterable import shard
+    from .errors import PhalanxError
+    from .rank.topology import Topology
+    from .run import Run, current, init
+    from .script.argument_parser import ArgumentParser
+    from .script.epoch_timer import EpochTimer
 
 __version__ = "0.1.0"
 
 _PUBLIC = {
-    "ArgumentParser": "argparser",
-    "EpochTimer": "epoch_timer",
+    "ArgumentParser": "script.argument_parser",
+    "EpochTimer": "script.epoch_timer",
     "PhalanxError": "errors",
     "Run": "run",
-    "Topology": "topology",
+    "Topology": "rank.topology",
     "current": "run",
     "init": "run",
     "shard": "data.iterable",
@@ -53,7 +51,7 @@ def __getattr__(name: str) -> Any:
     if name not in _PUBLIC:
         raise AttributeError(f"module 'phalanx' has no attribute {name!r}")
     module = _PUBLIC[name]
-    if sys.version_info < (3, 10) and module not in ("errors", "topology"):
+    if sys.version_info < (3, 10) and module not in ("errors", "rank.topology"):
         from .errors import MissingExtraError
 
         raise MissingExtraError(f"phalanx.{name} needs Python 3.10 or newer, and this is {sys.version.split()[0]}")

@@ -2,7 +2,7 @@
 
 `containers/wrap.py` binds the package alone to LIBRARY, which PYTHONPATH names, and the folder
 that `phalanx container prepare` makes to PACKAGES. That comes last in sys.path, so that it hides
-nothing which the image has. Runs on Python 3.8 too, as all that `worker.py` imports.
+nothing which the image has. Runs on Python 3.8 too, as all that `rank/entry.py` imports.
 """
 
 import os

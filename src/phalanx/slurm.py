@@ -15,7 +15,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from .argparser import Suggesting
 from .cli.options import Scanned, is_flag
 from .cli.submit import carry_out, jobs_of
 from .config import JobConfig, load_config
@@ -23,6 +22,7 @@ from .config.sbatch import FLAGS, SHORT
 from .config.table import ALIASES, keys
 from .errors import UsageError
 from .schedulers.slurm.submit import Job, save
+from .script.argument_parser import Suggesting
 
 _DEST = "phalanx_setting:"
 _ORIGIN = "SlurmScriptBuilder"  # of settings that are its arguments

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from phalanx.report import page as report_page
 from phalanx.report.model import Analysis
+from phalanx.report.show import page as report_page
 from tests import report_fixture
 
 FLAGS = [

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from phalanx.report.chart_values import Rows
-from phalanx.report.charts import charts_of
-from phalanx.report.palette import contrast
+from phalanx.report.show.chart_values import Rows
+from phalanx.report.show.charts import charts_of
+from phalanx.report.show.palette import contrast
 from tests import report_fixture as fixture
 
 from .conftest import Opened

@@ -7,8 +7,8 @@ from importlib.util import find_spec
 
 import pytest
 
-from phalanx import horovod_ranks
-from phalanx.topology import Topology
+from phalanx.rank import horovod_ranks
+from phalanx.rank.topology import Topology
 from tests.dist.harness import rank_environ
 
 

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 import phalanx
 from phalanx.errors import PlanError, UsageError
-from phalanx.report.runs import read_run
+from phalanx.report.read.runs import read_run
 from phalanx.run import allreduce
 from tests.dist.harness import run_ranks
 

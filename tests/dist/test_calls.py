@@ -193,7 +193,8 @@ def patient(seconds: float) -> str:
     """A wait that is longer than every limit, with nothing of torch's in the log."""
     import torch.distributed as dist
 
-    from phalanx.strategies import meeting, turns
+    from phalanx.strategies import agreement as meeting
+    from phalanx.strategies import turns
 
     meeting.LIMIT = turns.PATIENCE = meeting.PATIENCE = 0.5
     log = os.open("stderr.log", os.O_WRONLY | os.O_APPEND | os.O_CREAT)

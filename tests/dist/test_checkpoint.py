@@ -21,9 +21,9 @@ from torch.utils.data import DataLoader, Dataset
 import phalanx
 from phalanx.checkpoint import store
 from phalanx.checkpoint.manager import Contents, Manager
-from phalanx.comm import Comm
 from phalanx.errors import CheckpointError
 from phalanx.records import Epoch, Metric, Step, read_records
+from phalanx.strategies.comm import Comm
 from tests.dist.harness import RankFailed, run_ranks
 
 pytestmark = pytest.mark.slow

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import phalanx
 from phalanx.records import Profile, Workload, read_records
-from phalanx.report.runs import read_run
+from phalanx.report.read.runs import read_run
 from tests.dist import engines
 from tests.dist.harness import run_ranks
 

@@ -18,10 +18,10 @@ from torch._C._distributed_c10d import HashStore
 from torch.utils.data import DataLoader, TensorDataset
 
 import phalanx
-from phalanx.comm import naming
 from phalanx.errors import UsageError
-from phalanx.strategies import meeting
-from phalanx.strategies.meeting import Meeting
+from phalanx.strategies import agreement as meeting
+from phalanx.strategies.agreement import Meeting
+from phalanx.strategies.comm import naming
 from tests.dist.harness import RankFailed, free_ports, rank_environ, run_ranks
 
 pytestmark = pytest.mark.slow

@@ -12,9 +12,9 @@ from torch import nn
 import phalanx
 from phalanx.config import load_config
 from phalanx.errors import UsageError
+from phalanx.rank.topology import Topology
 from phalanx.run.batchnorm import synchronised
 from phalanx.strategies.ddp import Ddp
-from phalanx.topology import Topology
 from tests.dist.harness import RankFailed, rank_environ, run_ranks
 
 

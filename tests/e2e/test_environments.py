@@ -16,7 +16,7 @@ from phalanx.config.slurm_schema import ModulesSettings
 from phalanx.environments import environment_warnings
 from phalanx.environments.job import Build, build_plan, render_build
 from phalanx.environments.wheelhouse import Target, check_use, fill
-from phalanx.facts import gather
+from phalanx.planning.facts import gather
 
 from ..unit.test_bootstrap import old_pythons
 

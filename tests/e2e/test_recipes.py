@@ -138,9 +138,9 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
         registry, '    "horovod": Entry(', '    "plain": Entry("phalanx.strategies.plain:Plain", "averages by hand"),\n'
     )
     add(registry, '    "csv": Entry(', '    "lines": Entry("phalanx.trackers.lines:Lines", "lines of JSON"),\n')
-    add(package / "launch_env.py", '    "slurm": {\n', VARIABLES)
+    add(package / "rank/launch_variables.py", '    "slurm": {\n', VARIABLES)
     several = '    _Refusal(frozenset({"loop"}), _ANY, ("several",), "the shell starts ranks on its own node"),\n'
-    add(package / "cells.py", '    _Refusal(frozenset({"horovodrun"}), _ANY, ("several",)', several)
+    add(package / "planning/cells.py", '    _Refusal(frozenset({"horovodrun"}), _ANY, ("several",)', several)
     return src
 
 

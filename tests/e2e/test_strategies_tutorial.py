@@ -12,9 +12,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from phalanx import horovod_ranks
 from phalanx.errors import PhalanxError
-from phalanx.topology import Topology
+from phalanx.rank import horovod_ranks
+from phalanx.rank.topology import Topology
 from tests.e2e import tutorial
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from phalanx.config import walltime
-from phalanx.hostlist import expand_counts, expand_hostlist
+from phalanx.rank.hostlist import expand_counts, expand_hostlist
 
 from .conftest import Cluster, User
 

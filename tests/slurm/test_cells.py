@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from phalanx.cells import NODES, TABLE
+from phalanx.planning.cells import NODES, TABLE
 
 from .conftest import Cluster, User
 from .train import closed_form

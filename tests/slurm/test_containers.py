@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from phalanx.cells import NODES, TABLE
+from phalanx.planning.cells import NODES, TABLE
 from tests.containers import image, stock
 from tests.containers.test_stock import PLAIN
 

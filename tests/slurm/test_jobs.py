@@ -130,8 +130,8 @@ def test_scripts_without_the_api_run_too(user: User) -> None:
 
 @pytest.mark.parametrize("request_by", ["gres", "gpus-per-node", "gpus-per-task"])
 def test_each_rank_gets_a_device_of_its_own_however_the_site_asks_for_them(user: User, request_by: str) -> None:
-    from phalanx.devices import device_index, visible_devices
-    from phalanx.topology import Topology
+    from phalanx.rank.devices import device_index, visible_devices
+    from phalanx.rank.topology import Topology
 
     job = user.submit(
         *("-N", "2", "--gpus-per-node", "2", "--cpus-per-task", "2", "--launcher", "srun"),

@@ -4,9 +4,9 @@ import pytest
 
 from phalanx.config import load_config
 from phalanx.errors import PlanError
-from phalanx.facts import Facts
-from phalanx.planner import make_plan
-from phalanx.program import Program
+from phalanx.planning.facts import Facts
+from phalanx.planning.planner import make_plan
+from phalanx.planning.program import Program
 from phalanx.schedulers.slurm import allocation, client
 
 # As scontrol of Slurm 22.05 shows a job on two nodes with 8 CPUs and 4 GPUs in all.

@@ -11,9 +11,9 @@ import phalanx
 from phalanx.batch.script import Inserts, render_script
 from phalanx.config import load_config
 from phalanx.errors import PlanError
-from phalanx.facts import Facts
-from phalanx.planner import make_plan
-from phalanx.program import Program, from_training_cmd
+from phalanx.planning.facts import Facts
+from phalanx.planning.planner import make_plan
+from phalanx.planning.program import Program, from_training_cmd
 from phalanx.schedulers.slurm.unused import unused
 
 GOLDEN = Path(__file__).parent.parent / "golden"

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from phalanx import cells
 from phalanx.errors import PlanError
+from phalanx.planning import cells
 from phalanx.registry import LAUNCHERS, STRATEGIES
 
 ROOT = Path(__file__).parents[2]

@@ -15,9 +15,9 @@ from phalanx.config import load_config
 from phalanx.containers import images, probe
 from phalanx.containers.wrap import packages, parts
 from phalanx.errors import ConfigError, PlanError
-from phalanx.facts import Facts
-from phalanx.planner import make_plan
-from phalanx.program import Program
+from phalanx.planning.facts import Facts
+from phalanx.planning.planner import make_plan
+from phalanx.planning.program import Program
 from phalanx.secret import is_secret
 from phalanx.shell import render
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, StackDataset, Subset, TensorDataset
 
-from phalanx.data import numpy_aside, prepare_loader, seeding
+from phalanx.data import numpy_state as numpy_aside
+from phalanx.data import prepare_loader, seeding
 from phalanx.data.seeding import draws_nothing, extend, fetches_batches, mix, seed_all, undisturbed
 from tests.unit.data_world import Alone
 

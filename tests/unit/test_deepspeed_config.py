@@ -5,7 +5,7 @@ import json
 import pytest
 
 from phalanx.config import load_config
-from phalanx.deepspeed_config import engine_config
+from phalanx.config.deepspeed import engine_config
 from phalanx.errors import ConfigError
 
 

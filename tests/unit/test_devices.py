@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from phalanx.devices import device_index, visible_devices
 from phalanx.errors import TopologyError
-from phalanx.topology import Topology
+from phalanx.rank.devices import device_index, visible_devices
+from phalanx.rank.topology import Topology
 
 
 @pytest.mark.parametrize(

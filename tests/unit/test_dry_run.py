@@ -8,12 +8,12 @@ import pytest
 
 from phalanx.cli.options import scan
 from phalanx.config import load_config
-from phalanx.epoch_timer import EpochTimer
 from phalanx.errors import UsageError
+from phalanx.planning.uses_api import may_use_api
 from phalanx.records import Exit, RecordWriter, Start, Step
-from phalanx.report.runs import read_run
+from phalanx.report.read.runs import read_run
 from phalanx.rundir import mark_dry
-from phalanx.uses_api import may_use_api
+from phalanx.script.epoch_timer import EpochTimer
 
 SCRIPTS = {
     "import torch\nfor x in []: pass": False,

@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from phalanx import engines
 from phalanx.config import load_config
 from phalanx.errors import MissingExtraError, PlanError
-from phalanx.facts import Facts
-from phalanx.planner import make_plan
-from phalanx.program import Program
+from phalanx.planning import engines
+from phalanx.planning.facts import Facts
+from phalanx.planning.planner import make_plan
+from phalanx.planning.program import Program
 
 FACTS = Facts("here", 8, 0, sys.executable, "Linux", "x86_64")
 

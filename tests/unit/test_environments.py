@@ -17,7 +17,7 @@ from phalanx.environments.job import Build, build_plan, render_build
 from phalanx.environments.record import compare_modules, job_modules
 from phalanx.environments.wheelhouse import NOTE, Target, check_use, first_steps, later_steps
 from phalanx.errors import UsageError
-from phalanx.facts import Facts
+from phalanx.planning.facts import Facts
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 FACTS = Facts("login", 8, 0, "/py/bin/python", "Linux", "x86_64", cwd="/home/me/project")

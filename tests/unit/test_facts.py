@@ -2,7 +2,7 @@ import os
 
 import pytest
 
-from phalanx import facts
+from phalanx.planning import facts
 
 
 def nvidia(root, count):
@@ -114,7 +114,7 @@ def test_slurms_share_of_the_node_counts(tmp_path, monkeypatch, environ, cpus):
     ],
 )
 def test_a_ranks_share_is_of_what_it_may_use(monkeypatch, bound, ranks, is_task, environ, share):
-    from phalanx import cpus
+    from phalanx.rank import cpus
 
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(bound)), raising=False)
     monkeypatch.setattr(cpus, "_quotas", lambda *_: [])

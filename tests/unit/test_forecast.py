@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
-from phalanx.report.forecast import forecast, forecasts
+from phalanx.report.analyse.forecast import forecast, forecasts
+from phalanx.report.analyse.nonnegative import determined, solve
 from phalanx.report.model import Forecast, Line, Point, RunData, Size, Stat, Work
-from phalanx.report.nonnegative import determined, solve
 
 COMPUTE, WITHIN, BETWEEN, INNER, OUTER = 0.1, 0.001, 0.004, 0.002, 0.01  # seconds
 GRADIENTS = 400_000_000  # bytes

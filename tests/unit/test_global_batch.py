@@ -9,10 +9,10 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sequenti
 
 from phalanx.cli.main import main
 from phalanx.config import load_config
+from phalanx.config.deepspeed import engine_config
+from phalanx.config.global_batch import share_batch
 from phalanx.data import prepare_loader
-from phalanx.deepspeed_config import engine_config
 from phalanx.errors import ConfigError, DataError
-from phalanx.global_batch import share_batch
 from tests.unit.data_world import Alone, flat, in_ranks
 
 

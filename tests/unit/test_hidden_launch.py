@@ -6,10 +6,10 @@ import subprocess
 import pytest
 
 from phalanx.cli.main import main
-from phalanx.hidden_launch import Around, assigned, hidden_in
-from phalanx.program import from_training_cmd
+from phalanx.planning.hidden_launch import Around, assigned, hidden_in
+from phalanx.planning.program import from_training_cmd
+from phalanx.planning.shellwords import commands, split
 from phalanx.shell import Sh
-from phalanx.shellwords import commands, split
 
 TORCHRUN = "torchrun --nproc_per_node 2 t.py"
 HIDDEN = [

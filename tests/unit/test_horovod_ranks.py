@@ -2,9 +2,9 @@
 
 import pytest
 
-from phalanx import horovod_ranks
 from phalanx.errors import MissingExtraError, PlanError
-from phalanx.topology import Topology
+from phalanx.rank import horovod_ranks
+from phalanx.rank.topology import Topology
 
 BOTH, MPI, GLOO = frozenset({"mpi", "gloo"}), frozenset({"mpi"}), frozenset({"gloo"})
 

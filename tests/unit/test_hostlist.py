@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phalanx.errors import TopologyError
-from phalanx.hostlist import expand_counts, expand_hostlist
+from phalanx.rank.hostlist import expand_counts, expand_hostlist
 
 
 @pytest.mark.parametrize(

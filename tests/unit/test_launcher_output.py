@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.schedulers import deaths, verdict
+from phalanx.schedulers import failure as verdict
+from phalanx.schedulers import launcher_output as deaths
 
 RECORDED = Path(__file__).parent / "launcher_output"
 LOST = "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.77.0.11]:25304"

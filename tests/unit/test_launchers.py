@@ -8,9 +8,9 @@ import pytest
 
 from phalanx.config import load_config
 from phalanx.errors import PlanError
-from phalanx.facts import Facts
-from phalanx.planner import make_plan
-from phalanx.program import Program
+from phalanx.planning.facts import Facts
+from phalanx.planning.planner import make_plan
+from phalanx.planning.program import Program
 from phalanx.shell import render
 
 FACTS = Facts("here", 8, 0, "/py/bin/python", "Linux", "x86_64")

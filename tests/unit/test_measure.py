@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import phalanx
 from phalanx.errors import ConfigError, UsageError
 from phalanx.records import Epoch, Exit, Gpu, Peak, Profile, RecordWriter, Start, Step, Workload, read_records
-from phalanx.report.runs import read_run
+from phalanx.report.read.runs import read_run
 from phalanx.run import gpu_sampler
 from phalanx.run.gpu_sampler import GpuSampler
 from phalanx.run.profiling import spans_of

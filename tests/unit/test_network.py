@@ -6,9 +6,9 @@ import subprocess
 
 import pytest
 
-from phalanx import horovod_ranks, network
 from phalanx.errors import PlanError
-from phalanx.topology import Topology
+from phalanx.rank import horovod_ranks, network
+from phalanx.rank.topology import Topology
 
 TWO_NODES = Topology(0, 2, 0, 1, 0, 2, "node1", 20000, "slurm")
 ONE_NODE = Topology(0, 2, 0, 2, 0, 1, "127.0.0.1", 20000, "slurm")

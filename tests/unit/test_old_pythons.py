@@ -36,15 +36,21 @@ def imported_files(module: str) -> dict[str, ast.Module]:
     waiting = [module]
     while waiting:
         name = waiting.pop()
-        path = SOURCE / f"{name}.py"
+        path = path_of(name)
         if name in found or not path.is_file():
             continue
         found[name] = ast.parse(path.read_bytes())
         for node in ast.walk(found[name]):
-            if isinstance(node, ast.ImportFrom) and node.level == 1:
-                assert node.module, f"{name} imports the package itself"
-                waiting.append(node.module)
+            if isinstance(node, ast.ImportFrom) and node.level:
+                package = name.split(".")[: -node.level]
+                named = [node.module] if node.module else [alias.name for alias in node.names]
+                assert package or node.module, f"{name} imports the package itself"
+                waiting += [".".join([*package, one]) for one in named]
     return found
+
+
+def path_of(module: str) -> Path:
+    return SOURCE.joinpath(*module.split(".")).with_suffix(".py")
 
 
 FILES = imported_files("worker") | imported_files("bound")
@@ -82,13 +88,14 @@ def pythons() -> dict[int, str]:
 
 
 def test_the_closure_is_that_of_the_worker() -> None:
-    assert {"worker", "launch_env", "topology", "rendezvous", "horovod_ranks", "hostlist", "ports"} <= set(FILES)
-    assert not {"config", "registry", "records", "plan"} & set(FILES)
+    parts = ("entry", "launch_variables", "topology", "rendezvous", "horovod_ranks", "hostlist", "ports")
+    assert {"worker", *(f"rank.{part}" for part in parts)} <= set(FILES)
+    assert not {name.split(".")[0] for name in FILES} & {"config", "registry", "records", "planning"}
 
 
 @pytest.mark.parametrize("name", sorted(FILES))
 def test_ranks_files_are_written_for_python_3_8(name: str) -> None:
-    text = (SOURCE / f"{name}.py").read_text(encoding="utf-8")
+    text = path_of(name).read_text(encoding="utf-8")
     tree = ast.parse(text, feature_version=(3, OLDEST))
     future = any(isinstance(node, ast.ImportFrom) and node.module == "__future__" for node in tree.body)
     assert future or not any(isinstance(node, ast.AnnAssign) for node in ast.walk(tree))
@@ -113,7 +120,7 @@ def test_ranks_import_the_standard_library_alone(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
         "import json, sys\n"
-        "import phalanx.rendezvous, phalanx.horovod_ranks, phalanx.worker, phalanx.epoch_timer\n"
+        "import phalanx.rank.rendezvous, phalanx.rank.horovod_ranks, phalanx.worker, phalanx.script.epoch_timer\n"
         "import phalanx.ray_launch.agent, phalanx.ray_launch.driver\n"
         "print(json.dumps(sorted({name.partition('.')[0] for name in sys.modules})))\n"
     )

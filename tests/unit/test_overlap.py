@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from phalanx.overlap import as_bytes, dense, overlaps, writable, write
+from phalanx.strategies.overlap import as_bytes, dense, overlaps, writable, write
 
 LAYOUTS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5)), max_size=4)
 

@@ -4,9 +4,9 @@ import pytest
 
 from phalanx.config import load_config
 from phalanx.errors import PlanError
-from phalanx.facts import Facts
-from phalanx.planner import make_plan
-from phalanx.program import Program
+from phalanx.planning.facts import Facts
+from phalanx.planning.planner import make_plan
+from phalanx.planning.program import Program
 
 
 def facts(gpus=0, cpus=8, system="Linux", machine="x86_64", omp=None):

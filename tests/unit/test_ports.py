@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from phalanx import ports
-from phalanx.ports import claim, ephemeral_ports, job_ports
+from phalanx.rank import ports
+from phalanx.rank.ports import claim, ephemeral_ports, job_ports
 
 LINUX = range(32768, 61000)
 

@@ -10,9 +10,9 @@ from phalanx.cli.launch import request_of
 from phalanx.cli.main import main
 from phalanx.cli.options import scan
 from phalanx.errors import PhalanxError
-from phalanx.program import from_training_cmd
+from phalanx.planning.program import from_training_cmd
+from phalanx.planning.shellwords import split
 from phalanx.shell import Sh
-from phalanx.shellwords import split
 
 TORCHRUN = {"launcher": "torchrun"}
 

@@ -21,19 +21,19 @@ import pytest
 
 from phalanx.config import load_config
 from phalanx.errors import ConfigError, PlanError
-from phalanx.facts import Facts
-from phalanx.plan import LaunchPlan
-from phalanx.planner import make_plan
-from phalanx.ports import claim, claim_block, port_blocks
-from phalanx.program import Program
+from phalanx.planning.facts import Facts
+from phalanx.planning.plan import LaunchPlan
+from phalanx.planning.planner import make_plan
+from phalanx.planning.program import Program
+from phalanx.rank.ports import claim, claim_block, port_blocks
+from phalanx.rank.topology import Topology
 from phalanx.ray_launch import agent, driver, processes
 from phalanx.ray_launch.begin import words as begin
-from phalanx.ray_launch.meeting import DONE, Followers, Meeting, head_address, hosts
+from phalanx.ray_launch.connections import DONE, Followers, Meeting, head_address, hosts
 from phalanx.ray_launch.node import PORTS, Node, cpus, gpus, named, temp_folder
 from phalanx.ray_launch.rank import RankFailed, receive
 from phalanx.ray_launch.ranks import Ranks
-from phalanx.schedulers.deaths import deaths
-from phalanx.topology import Topology
+from phalanx.schedulers.launcher_output import deaths
 
 FACTS = Facts("login", 8, 0, "/venv/bin/python", "Linux", "x86_64", cwd="/home/me")
 LINUX = range(32768, 61000)

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from phalanx import rendezvous
 from phalanx.errors import TopologyError
-from phalanx.rendezvous import interface_address, launch_key, meet, own_host
-from phalanx.topology import Topology
+from phalanx.rank import rendezvous
+from phalanx.rank.rendezvous import interface_address, launch_key, meet, own_host
+from phalanx.rank.topology import Topology
 
 
 @pytest.fixture(autouse=True)

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 np = pytest.importorskip("numpy")
-from phalanx.report import stats  # noqa: E402
-from phalanx.report.analyse import Options, analyse  # noqa: E402
-from phalanx.report.charts import charts_of  # noqa: E402
+from phalanx.report.analyse import stats  # noqa: E402
+from phalanx.report.analyse.analysis import Options, analyse  # noqa: E402
+from phalanx.report.analyse.recommendation import recommended, verdict  # noqa: E402
 from phalanx.report.model import Forecast, Input, Line, Point, RunData, Size, Stat, Window, Work  # noqa: E402
-from phalanx.report.verdict import recommended, verdict  # noqa: E402
+from phalanx.report.show.charts import charts_of  # noqa: E402
 
 WORK = Work("train.py", parameters=1000, gradient_bytes=4000, batch_size=8, dataset=1600, precision="fp32")
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from phalanx.report.axis import labels, log_ticks, positions, spread
 from phalanx.report.model import Size
+from phalanx.report.show.scale import labels, log_ticks, positions, spread
 
 
 def test_sizes_stand_at_log2_of_their_ranks() -> None:

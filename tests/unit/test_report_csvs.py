@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 pytest.importorskip("numpy")
-from phalanx.report.inputs import gather
+from phalanx.report.read.inputs import gather
 
 from .report_world import write_csv, write_run
 

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from phalanx.report import page
-from phalanx.report.charts import charts_of
-from phalanx.report.html import json_for_script, short, text
 from phalanx.report.model import Input, Line, Point, Size, Stat
-from phalanx.report.palette import BACKGROUND, DARK, LIGHT, PARTS, contrast, looks
+from phalanx.report.show import page
+from phalanx.report.show.charts import charts_of
+from phalanx.report.show.html import json_for_script, short, text
+from phalanx.report.show.palette import BACKGROUND, DARK, LIGHT, PARTS, contrast, looks
 from tests import report_fixture as fixture
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -42,7 +42,7 @@ def read(words: str) -> list[tuple[str, dict[str, str | None]]]:
 
 
 def without_plotly(words: str) -> str:
-    bundle = (ROOT / "src/phalanx/report/assets/plotly-basic.min.js").read_text(encoding="utf-8")
+    bundle = (ROOT / "src/phalanx/report/show/assets/plotly-basic.min.js").read_text(encoding="utf-8")
     assert bundle in words
     return words.replace(bundle, "")
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.report import plots
 from phalanx.report.model import Line, Point, Size, Stat
+from phalanx.report.show import plots
 from tests import report_fixture as fixture
 
 
@@ -44,8 +44,8 @@ def test_an_svg_has_its_words_as_text(drawn: list[Path]) -> None:
 
 def test_points_are_where_they_should_be(tmp_path: Path) -> None:
     """Of 1x1, 1x2, 1x4, 2x2 and 2x4: 2x2 is a point of its own beside the line."""
-    from phalanx.report.charts import charts_of
-    from phalanx.report.palette import looks
+    from phalanx.report.show.charts import charts_of
+    from phalanx.report.show.palette import looks
 
     group = fixture.two_of_a_size()
     chart = next(chart for chart in charts_of(group, fixture.analysis()) if chart.key == "speedup")
@@ -90,7 +90,7 @@ def test_the_same_numbers_make_the_same_files(tmp_path: Path) -> None:
 def test_the_package_needs_no_matplotlib_until_it_draws() -> None:
     import subprocess
 
-    code = "import sys, phalanx.report.plots, phalanx.report.page; sys.exit('matplotlib' in sys.modules)"
+    code = "import sys, phalanx.report.show.plots, phalanx.report.show.page; sys.exit('matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
 
 

@@ -26,9 +26,9 @@ from phalanx.records import (  # noqa: E402
     parse,
     read_records,
 )
-from phalanx.report.inputs import gather  # noqa: E402
-from phalanx.report.runs import read_run  # noqa: E402
-from phalanx.report.steplines import COLUMNS, parse_lines  # noqa: E402
+from phalanx.report.read.inputs import gather  # noqa: E402
+from phalanx.report.read.runs import read_run  # noqa: E402
+from phalanx.report.read.steplines import COLUMNS, parse_lines  # noqa: E402
 
 from .report_world import write_run  # noqa: E402
 

@@ -8,8 +8,8 @@ from phalanx.cli.main import main
 from phalanx.config import load_config
 from phalanx.errors import ConfigError
 from phalanx.schedulers.slurm import client
+from phalanx.schedulers.slurm.site_profile import look, profile
 from phalanx.sites import shipped
-from phalanx.sites.look import look, profile
 
 # As Slurm 22.05 prints them.
 SAID = {

@@ -315,9 +315,9 @@ def test_memory_is_counted_as_slurm_does(text, expected):
 
 def test_a_job_for_one_of_several_partitions_needs_only_one_that_fits():
     from phalanx.config import load_config
-    from phalanx.facts import Facts
-    from phalanx.planner import make_plan
-    from phalanx.program import Program
+    from phalanx.planning.facts import Facts
+    from phalanx.planning.planner import make_plan
+    from phalanx.planning.program import Program
 
     small, large = Partition("s", True, True, 1, 8, 0, 1000, 60), Partition("l", False, True, 9, 8, 0, 1000, None)
     for partition, fits in (("s", False), ("l", True), ("s,l", True)):

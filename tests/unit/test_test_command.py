@@ -31,7 +31,7 @@ def here(tmp_path, monkeypatch):
         if gone & {plan.strategy, plan.launcher}:
             raise MissingExtraError(f"pip install 'phalanx[{plan.strategy}]'")
 
-    monkeypatch.setattr("phalanx.engines.check", check)
+    monkeypatch.setattr("phalanx.planning.engines.check", check)
     return gone
 
 

@@ -10,7 +10,7 @@ import pytest
 import phalanx
 from phalanx.cli import launch
 from phalanx.cli.main import main
-from phalanx.facts import Facts
+from phalanx.planning.facts import Facts
 
 TESTS = Path(__file__).resolve().parents[1]
 FACTS = Facts("login", 8, 0, "/py/bin/python", "Linux", "x86_64", cwd="/home/me/project")

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phalanx.errors import TopologyError
-from phalanx.topology import Topology
+from phalanx.rank.topology import Topology
 
 Env = dict[str, str]
 Place = tuple[int, int, int, int, int, int]
@@ -489,7 +489,7 @@ def test_environ_leaves_out_what_is_not_known() -> None:
 def _in_terminal(tmp_path: Path, *shell: str, command: str) -> str:
     """Run a shell as a Slurm task on a terminal, feed it a command, and return what the command wrote."""
     out = tmp_path / "out"
-    code = "from phalanx.topology import Topology as T; print(T.current().world_size)"
+    code = "from phalanx.rank.topology import Topology as T; print(T.current().world_size)"
     environ = {**os.environ, **task(0, 0, 0, SLURM_PTY_PORT="4000"), "PS1": "", "PYTHONPATH": os.pathsep.join(sys.path)}
     script = command.format(python=shlex.join([sys.executable, "-c", code]) + f" > {shlex.quote(str(out))}")
     (tmp_path / "script.sh").write_text(script)
@@ -524,7 +524,7 @@ def test_a_script_that_is_the_task_is_a_rank_even_on_a_terminal(tmp_path: Path) 
 def test_an_inner_sruns_task_is_a_rank(tmp_path: Path) -> None:
     """It is its own task and session, though it inherits the outer shell's terminal variables."""
     code = "import os; os.environ['SLURM_TASK_PID'] = str(os.getpid())\n"
-    code += "from phalanx.topology import Topology as T; print(T.current().world_size)"
+    code += "from phalanx.rank.topology import Topology as T; print(T.current().world_size)"
     environ = {**os.environ, **task(0, 0, 0, SLURM_PTY_PORT="4000"), "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(
         [sys.executable, "-c", code], env=environ, capture_output=True, text=True, start_new_session=True

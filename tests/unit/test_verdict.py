@@ -3,7 +3,7 @@ import signal
 
 import pytest
 
-from phalanx.schedulers import verdict
+from phalanx.schedulers import failure as verdict
 
 REPORT = """Traceback (most recent call last):
   File "run.py", line 1, in <module>
@@ -174,7 +174,7 @@ def test_a_single_process_is_its_own_culprit(tmp_path, returncode, code, words):
 
 
 def test_a_port_that_torchruns_store_could_not_have_is_named():
-    from phalanx.schedulers.verdict import _PORT_TAKEN
+    from phalanx.schedulers.failure import _PORT_TAKEN
 
     said = (  # torch 2.13, two agents of which the first could not listen
         "torch.distributed.DistNetworkError: The server socket has failed to listen on any local network address. "

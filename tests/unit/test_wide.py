@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from phalanx.comm import Comm
 from phalanx.errors import UsageError
 from phalanx.run import exact, wide
+from phalanx.strategies.comm import Comm
 
 WEIGHTS = st.one_of(st.integers(0, 100), st.floats(0, 1e30, allow_subnormal=False))
 FLOATS = st.floats(allow_nan=False, allow_infinity=False)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.worker import USAGE, exit_status, failure
+from phalanx.rank.entry import USAGE, exit_status, failure
 
 # Shared by all ranks that these tests start, so that each starts fast.
 BYTECODE = tempfile.TemporaryDirectory()

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from phalanx.errors import TopologyError
-from phalanx.topology import Topology
-from phalanx.world_size import check_world_size
+from phalanx.rank.topology import Topology
+from phalanx.rank.world_size import check_world_size
 
 
 def topology(world_size: int, source: str) -> Topology:

@@ -6,10 +6,10 @@ import re
 import shlex
 from collections.abc import Iterable, Iterator
 
-from ..config.meaning import no_gpus
+from ..config.exclusions import no_gpus
 from ..config.sbatch import OPTIONALS
 from ..errors import PlanError
-from ..plan import LaunchPlan
+from ..planning.plan import LaunchPlan
 from ..registry import LAUNCHERS, load
 
 Option = tuple[str, str | None]  # Slurm's name without dashes; None for options without a value

@@ -7,9 +7,10 @@ import shlex
 from dataclasses import dataclass
 from pathlib import PurePath
 
-from .. import __version__, conda, secret
+from .. import __version__, secret
 from ..launchers.base import node_address
-from ..plan import LaunchPlan
+from ..planning import conda
+from ..planning.plan import LaunchPlan
 from ..rundir import DRY, DRY_CHECKPOINTS
 from ..shell import Sh, exports, layout, quote, render, required
 from .directives import directives

@@ -21,9 +21,9 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from ..comm import Comm
 from ..errors import CheckpointError
-from ..overlap import dense, writable
+from ..strategies.comm import Comm
+from ..strategies.overlap import dense, writable
 from . import store, tensors
 from .best import Monitor
 from .former import matched, renamed

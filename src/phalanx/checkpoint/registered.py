@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from ..errors import CheckpointError
-from ..overlap import writable, write
+from ..strategies.overlap import writable, write
 
 CONTAINERS = (MutableMapping, MutableSequence, MutableSet)
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from ..config import JobConfig, load_config
 from ..containers import definition, images, prepare, probe
 from ..errors import PlanError, UsageError, did_you_mean
-from ..facts import gather
-from ..planner import make_plan
-from ..program import Program
+from ..planning.facts import gather
+from ..planning.planner import make_plan
+from ..planning.program import Program
 from .env import split_extras
 from .options import Scanned, scan
 

@@ -16,7 +16,7 @@ from ..config import Loaded, load_config
 from ..environments.job import Build, build_plan, launcher_of_horovod, render_build
 from ..environments.wheelhouse import Target, check_use, fill
 from ..errors import PlanError, UsageError, did_you_mean
-from ..facts import gather
+from ..planning.facts import gather
 from ..schedulers.slurm import client, submit
 from .options import Scanned, scan
 

@@ -14,19 +14,19 @@ from ..config import JobConfig, Loaded, load_config
 from ..config.layers import COMMAND_LINE
 from ..config.saved import CONFIG_FILE
 from ..errors import UsageError
-from ..facts import Facts, gather
-from ..hidden_launch import Around, assigned, hidden_in
-from ..launch_words import is_launcher
-from ..plan import LaunchPlan
-from ..planner import make_plan, run_name
-from ..program import Program, as_command, from_training_cmd
+from ..planning.facts import Facts, gather
+from ..planning.hidden_launch import Around, assigned, hidden_in
+from ..planning.launch_words import is_launcher
+from ..planning.plan import LaunchPlan
+from ..planning.planner import make_plan, run_name
+from ..planning.program import Program, as_command, from_training_cmd
+from ..planning.shellwords import ShellWord
 from ..registry import LAUNCHERS, STRATEGIES
 from ..rundir import find_run_dir
 from ..schedulers import series
 from ..schedulers.series import Member
-from ..shellwords import ShellWord
+from .launcher_options import with_said
 from .options import Scanned
-from .said import with_said
 
 OPTIONS = f"""\
 options (before SCRIPT; what follows it is the script's own, untouched):

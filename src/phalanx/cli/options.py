@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..config.meaning import asks
+from ..config.exclusions import asks
 from ..config.sbatch import OPTIONALS, SHORT
 from ..config.table import FREE, RIVALS, canonical, keys, nearest, refused, sections
 from ..config.text import Plain

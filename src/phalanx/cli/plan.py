@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from .. import secret
+from ..config.deepspeed import engine_config
 from ..containers.wrap import shown
-from ..deepspeed_config import engine_config
 from ..errors import PhalanxError
-from ..plan import LaunchPlan
+from ..planning.plan import LaunchPlan
 from ..shell import Sh, Word, render
 from .launch import OPTIONS, Request, plan_of, request_of
 from .options import Scanned, scan

@@ -12,8 +12,8 @@ from .. import claims
 from ..config import Loaded, load_config
 from ..config.saved import CONFIG_FILE
 from ..errors import PlanError, UsageError
-from ..facts import Facts
-from ..program import Program
+from ..planning.facts import Facts
+from ..planning.program import Program
 from ..schedulers import local_series
 from ..schedulers.local import run_now
 from ..schedulers.local_series import Planned

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from ..config import Loaded
 from ..errors import PlanError, SchedulerError
-from ..plan import LaunchPlan
-from ..planner import make_plan
+from ..planning.plan import LaunchPlan
+from ..planning.planner import make_plan
 from ..schedulers.local import run_now
 from .launch import OPTIONS, Request, facts_for, plan_of, request_of, warn_of_misplaced
 from .options import Scanned, scan

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 from ..config import JobConfig, Loaded
 from ..config.layers import COMMAND_LINE
 from ..config.loader import DEFAULT
-from ..facts import Facts
-from ..plan import LaunchPlan
-from ..planner import make_plan
-from ..resources import Resources
+from ..planning.facts import Facts
+from ..planning.plan import LaunchPlan
+from ..planning.planner import make_plan
+from ..planning.resources import Resources
 from ..schedulers import local, local_series, series
 from ..schedulers.local_series import Planned
 from .launch import Request, facts_for, name_of_member, request_of

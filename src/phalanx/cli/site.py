@@ -53,7 +53,7 @@ def _shipped(name: str) -> Path:
 
 
 def _init(out: str | None, node: bool) -> int:
-    from ..sites.look import look, profile
+    from ..schedulers.slurm.site_profile import look, profile
 
     path = Path(out).expanduser() if out else _default_path()
     if out != "-" and path.exists():

@@ -10,8 +10,8 @@ from pathlib import Path
 from ..config.sbatch import SHORT
 from ..containers import probe
 from ..errors import UsageError
-from ..facts import Facts
-from ..plan import LaunchPlan
+from ..planning.facts import Facts
+from ..planning.plan import LaunchPlan
 from ..schedulers import series
 from ..schedulers.slurm import client, outcome, submit
 from ..schedulers.slurm import jobs as our_jobs

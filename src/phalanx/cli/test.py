@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 
-from .. import cells, engines
 from ..errors import MissingExtraError, PlanError, UsageError
-from ..plan import LaunchPlan
-from ..planner import make_plan
-from ..resources import Resources
+from ..planning import cells, engines
+from ..planning.plan import LaunchPlan
+from ..planning.planner import make_plan
+from ..planning.resources import Resources
 from ..schedulers import local
 from ..testing import junit, pairing, results
 from .launch import Request, facts_for, plan_of, request_of

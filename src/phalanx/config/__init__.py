@@ -9,13 +9,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .layers import RESERVED as RESERVED
-    from .loader import Loaded as Loaded
-    from .loader import load_config as load_config
-    from .loader import load_run_config as load_run_config
-    from .saved import save_run_config as save_run_config
-    from .schema import JobConfig as JobConfig
-    from .table import keys as keys
+    from .layers import RESERVED
+    from .loader import Loaded, load_config, load_run_config
+    from .saved import save_run_config
+    from .schema import JobConfig
+    from .table import keys
 
 _PUBLIC = {
     "JobConfig": "schema",

@@ -13,9 +13,9 @@ from pydantic import ValidationError
 
 from ..errors import ConfigError
 from .convert import expected
+from .exclusions import effects, replaced, with_command, without_rivals
 from .interpolate import Resolver
 from .layers import COMMAND_LINE, SCRIPT, Override, from_environment, from_file, from_overrides, from_script, profiles
-from .meaning import effects, replaced, with_command, without_rivals
 from .schema import JobConfig
 from .table import FREE, keys
 from .tree import Leaf, Path, Tree, find, leaves, merge, origin_of, show, values

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..imports import files_of, imported, search_path, walk
-from ..plan import LaunchPlan
+from ..planning.imports import files_of, imported, search_path, walk
+from ..planning.plan import LaunchPlan
 
 _PLAIN = {"EpochTimer", "PhalanxError", "Topology", "__version__"}  # of the API, what needs no package
 _PLAIN_MODULES = {"epoch_timer", "errors", "hostlist", "records", "rundir", "topology", "worker"}

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from .. import bound
 from ..errors import PlanError
-from ..plan import LaunchPlan
+from ..planning.plan import LaunchPlan
 from ..shell import Word, render
 from . import probe
 from .wrap import packages

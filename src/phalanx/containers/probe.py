@@ -12,7 +12,7 @@ from typing import Any
 
 from ..config import JobConfig
 from ..errors import PlanError
-from ..plan import LaunchPlan
+from ..planning.plan import LaunchPlan
 from ..shell import Sh, Word, exports, render
 from . import needs
 from .wrap import image_of, inside, on_host, packages, parts

@@ -9,7 +9,7 @@ import textwrap
 from pathlib import Path, PurePath
 
 from ..bound import LIBRARY, PACKAGES
-from ..plan import LaunchPlan
+from ..planning.plan import LaunchPlan
 from ..shell import Sh, Word, layout
 
 # What tells ranks who they are and how to reach each other; a clean environment, or the image's own, would hide it.

@@ -10,8 +10,8 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from ..config import JobConfig
+from ..config.global_batch import share_batch
 from ..errors import CheckpointError, DataError
-from ..global_batch import share_batch
 from .feed import Feed, IterableFeed, MapFeed, Position, make_feed
 from .groups import Group, Peers
 from .passes import Passes, Whereabouts

@@ -18,7 +18,7 @@ import torch
 from torch.utils.data import ConcatDataset, Dataset, StackDataset, Subset, TensorDataset
 
 from .empty import Probed
-from .numpy_aside import NumpyAside
+from .numpy_state import NumpyAside
 
 _MASK = (1 << 64) - 1
 

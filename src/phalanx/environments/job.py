@@ -26,11 +26,11 @@ from ..bootstrap import (
 )
 from ..config import JobConfig
 from ..errors import PlanError
-from ..facts import Facts
-from ..plan import LaunchPlan
-from ..planner import make_plan
-from ..program import Program
-from ..resources import Resources
+from ..planning.facts import Facts
+from ..planning.plan import LaunchPlan
+from ..planning.planner import make_plan
+from ..planning.program import Program
+from ..planning.resources import Resources
 from ..secret import without
 from ..shell import Word, exports, render, required
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from ..config import JobConfig
 from ..containers.wrap import inside
 from ..errors import PlanError
-from ..plan import LaunchPlan
+from ..planning.plan import LaunchPlan
 from ..shell import Sh, Word, layout, quote, render
 
 # Where agents meet. The batch script sets both; they are read in the task.

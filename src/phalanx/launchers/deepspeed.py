@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 
-from ..plan import LaunchPlan
+from ..planning.plan import LaunchPlan
 from ..shell import Sh, Word, render
 from .base import HEAD, PORT, Launcher, guarded, srun, task
 

@@ -3,7 +3,7 @@ of its own here."""
 
 from __future__ import annotations
 
-from ..plan import LaunchPlan
+from ..planning.plan import LaunchPlan
 from ..shell import Word
 from .base import Launcher, guarded, master, srun, task
 

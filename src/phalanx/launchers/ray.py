@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..plan import LaunchPlan
+from ..planning.plan import LaunchPlan
 from ..shell import Word
 from .base import Launcher, master, srun, task, worker
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..plan import LaunchPlan
+from ..planning.plan import LaunchPlan
 from ..shell import Sh, Word, quote
 from .base import HEAD, PORT, Launcher, mpirun, node_address, srun, task, worker
 

@@ -17,11 +17,11 @@ from pathlib import Path
 from types import FrameType
 
 from ..errors import MissingExtraError, PhalanxError, PlanError
-from ..ports import claim_block, port_blocks
-from ..topology import Topology
+from ..rank.ports import claim_block, port_blocks
+from ..rank.topology import Topology
 from . import processes, roles
 from .begin import words as begin
-from .meeting import Followers, Meeting
+from .connections import Followers, Meeting
 from .node import PORTS, Node, access, cpus, gpus, named, temp_folder
 from .ranks import Ranks
 

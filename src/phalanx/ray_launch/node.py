@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from ..cpus import usable_cpus
 from ..errors import PlanError
-from ..facts import usable_gpus
+from ..planning.facts import usable_gpus
+from ..rank.cpus import usable_cpus
 
 RANKS = "phalanx_rank"  # Ray's resource of which a node has one for each of its ranks
 SOCKET = "PHALANX_RAY_SOCKET"  # where a Ray worker finds its node's agent

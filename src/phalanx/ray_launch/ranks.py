@@ -13,8 +13,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..schedulers.failure import signal_name
 from ..schedulers.process import PATIENCE
-from ..schedulers.verdict import signal_name
 
 
 @dataclass

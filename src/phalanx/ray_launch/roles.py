@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from ..errors import PlanError
 from . import processes
+from .connections import DONE, Followers, head_address, hosts
 from .driver import Order
-from .meeting import DONE, Followers, head_address, hosts
 from .node import Node
 
 _STARTED, _GAVE_UP = b"Ray runtime started", b"timed out during startup"  # in the words of `ray start`

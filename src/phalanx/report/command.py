@@ -17,10 +17,10 @@ from typing import Any
 
 from .. import __version__
 from ..errors import DataError, UsageError
-from . import summary, tables
-from .analyse import Options, analyse
-from .inputs import gather
+from .analyse.analysis import Options, analyse
 from .model import Analysis, Input, RunData
+from .read.inputs import gather
+from .show import summary, tables
 from .text import shown
 
 __all__ = ["Made", "Options", "make"]
@@ -128,7 +128,7 @@ def _write(analysis: Analysis, out: Path) -> list[Path]:
     try:
         part.mkdir(parents=True)
         written = tables.write(analysis, part)
-        for name in ("plots", "page"):
+        for name in ("show.plots", "show.page"):
             if find_spec(f"phalanx.report.{name}"):
                 made = import_module(f"phalanx.report.{name}").write(analysis, part)
                 written += [made] if isinstance(made, Path) else made

@@ -1,7 +1,8 @@
 """The values that a report is made of: what was read of each run, and what was computed from them.
 
-Reading (`inputs.py`) makes `RunData`, analysis (`analyse.py`) makes `Analysis`; tables, plots and the page show an
-`Analysis` and compute nothing. Times are seconds, energy joules, memory MiB, shares 0 to 1. None: not known.
+Reading (`read/inputs.py`) makes `RunData`, analysis (`analyse/analysis.py`) makes `Analysis`; tables, plots and the
+page show an `Analysis` and compute nothing. Times are seconds, energy joules, memory MiB, shares 0 to 1.
+None: not known.
 """
 
 from __future__ import annotations

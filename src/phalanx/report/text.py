@@ -11,6 +11,8 @@ _TIMES = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms")
 _FEW = 5  # ranges of numbers that are listed
 _ENERGIES = ((1e6, "MJ"), (1e3, "kJ"), (1.0, "J"), (1e-3, "mJ"))
 
+WARM_UP_IS_IN = "warm-up is in its times"  # of an analysis, and looked for by who shows it
+
 
 def digits(value: float) -> str:
     """Three significant digits, or all of a larger number, with commas: `0.0123`, `1.67`, `59`, `12,346`."""

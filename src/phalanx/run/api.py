@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.algorithms.join import Join, Joinable
 
-from ..comm import naming
 from ..config import JobConfig
 from ..config.hidden import referring
 from ..errors import UsageError
+from ..rank.topology import Topology
 from ..records import Metric
-from ..topology import Topology
+from ..strategies.comm import naming
 from ..trackers.copies import Copies
 from .average import Average
 from .ending import end

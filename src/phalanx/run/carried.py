@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
-from ..comm import Comm
 from ..errors import UsageError
-from ..overlap import dense
 from ..strategies.base import parameters_of
+from ..strategies.comm import Comm
+from ..strategies.overlap import dense
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..comm import Comm
 from ..data.groups import Group, Micro
 from ..data.loader import PreparedLoader
+from ..strategies.comm import Comm
 
 log = logging.getLogger("phalanx")
 _SHOWN = 4  # items of a list or dict that are described

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from ..rank.entry import headline
 from ..records import Exit
 from ..trackers.copies import Copies
-from ..worker import headline
 from .session import Session
 
 log = logging.getLogger("phalanx")

@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ..comm import Comm
-from ..topology import Topology
+from ..rank.topology import Topology
+from ..strategies.comm import Comm
 
 NAME = "run.main_first()"
 

@@ -10,12 +10,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from ..comm import naming
 from ..data.batch import move
 from ..data.groups import Group
 from ..data.loader import PreparedLoader
 from ..errors import UsageError
 from ..records import Epoch
+from ..strategies.comm import naming
 from .evaluation import EvalMode, forwards_apart
 from .saver import Saver
 from .session import Session

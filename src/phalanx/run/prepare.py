@@ -11,8 +11,8 @@ from torch.utils.data import DataLoader, RandomSampler
 
 from ..data.loader import PreparedLoader, prepare_loader
 from ..errors import UsageError
-from ..overlap import overlaps
 from ..strategies.base import parameters_of
+from ..strategies.overlap import overlaps
 from ..strategies.saved import named_parameters
 from .batchnorm import synchronised
 from .carried import Carried, put, take

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..comm import Comm
 from ..errors import UsageError
+from ..strategies.comm import Comm
 from . import exact, wide
 from .exact import Number, Op, Weight
 from .values import described, plain

@@ -13,9 +13,9 @@ from ..checkpoint import store
 from ..checkpoint.amend import ended as epoch_ended
 from ..checkpoint.amend import set_ended
 from ..checkpoint.manager import Manager
-from ..comm import naming
 from ..errors import CheckpointError, UsageError
 from ..records import Checkpoint, Resume
+from ..strategies.comm import naming
 from .seeding import rng_state, seed_rank, set_rng_state
 from .session import Session
 

@@ -12,15 +12,15 @@ from torch import nn
 
 from ..checkpoint.best import Monitor
 from ..checkpoint.manager import Contents, Manager
-from ..comm import Comm
 from ..config import JobConfig
 from ..config.schema import CheckpointSettings
-from ..cpus import cpus_of_rank
 from ..data.loader import PreparedLoader
 from ..data.passes import Whereabouts
+from ..rank.cpus import cpus_of_rank
 from ..records import RecordWriter
 from ..rundir import DRY_CHECKPOINTS, PER_RANK_LIMIT
 from ..strategies.base import Strategy
+from ..strategies.comm import Comm
 from .dry import Dry
 from .gradients import Gradients
 from .loops import Loops

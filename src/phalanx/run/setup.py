@@ -15,14 +15,15 @@ from typing import Any
 
 import torch
 
-from .. import claims, network, registry
+from .. import claims, registry
 from ..config import JobConfig, Loaded, load_config, load_run_config, save_run_config
-from ..devices import device_index
 from ..errors import PlanError, UsageError
+from ..rank import network
+from ..rank.devices import device_index
+from ..rank.topology import Topology
 from ..records import RecordWriter, Start
 from ..rundir import find_run_dir, log_path, mark_dry, new_run_dir, next_attempt, share
 from ..strategies.base import Strategy
-from ..topology import Topology
 from .api import Run
 from .seeding import seed_all
 from .session import open_session

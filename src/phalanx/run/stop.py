@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ..comm import Comm
+from ..strategies.comm import Comm
 
 _SHARE = 1000  # the exchange may take one part in so many of the step time
 _LONGEST = 10_000  # steps between exchanges at most

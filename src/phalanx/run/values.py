@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..comm import WORDS, Comm
 from ..errors import UsageError
-from ..overlap import as_bytes
+from ..strategies.comm import WORDS, Comm
+from ..strategies.overlap import as_bytes
 
 
 def plain(tensor: Tensor, call: str, path: str = "") -> Tensor:

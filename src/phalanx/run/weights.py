@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..comm import Comm
 from ..data.groups import Micro
 from ..errors import UsageError
+from ..strategies.comm import Comm
 
 
 class Weights:

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..comm import Comm
 from ..errors import UsageError
+from ..strategies.comm import Comm
 from .exact import Op, Weight, no_extreme
 
 INTEGERS = {

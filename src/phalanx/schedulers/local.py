@@ -14,16 +14,18 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 
-from .. import claims, conda, engines, shell
+from .. import claims, shell
 from ..config import RESERVED, Loaded, save_run_config
 from ..containers import probe
 from ..errors import MissingExtraError, PhalanxError, PlanError
-from ..plan import LaunchPlan
-from ..program import interpreter_of
+from ..planning import conda, engines
+from ..planning.plan import LaunchPlan
+from ..planning.program import interpreter_of
+from ..planning.uses_api import check_dry_run
 from ..registry import LAUNCHERS, load
 from ..rundir import DRY_CHECKPOINTS, discard, find_run_dir, mark_dry, new_run_dir, shared, write_atomic
-from ..uses_api import check_dry_run
-from . import local_notes, process, verdict
+from . import failure as verdict
+from . import local_notes, process
 from .source import save_source
 
 # Variables by which another launch would tell its ranks who they are. Those of Slurm and MPI stay: their

@@ -19,7 +19,7 @@ from ..rundir import shared, write_atomic
 from .slurm.states import JobState
 
 if TYPE_CHECKING:
-    from ..plan import LaunchPlan
+    from ..planning.plan import LaunchPlan
 
 NOTE, CANCEL = "jobs/local.json", "jobs/local.cancel"
 JOB_ID = "local"  # what stands where others have Slurm's number

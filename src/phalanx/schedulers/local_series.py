@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ..config import Loaded
 from ..errors import PhalanxError
-from ..plan import LaunchPlan
+from ..planning.plan import LaunchPlan
 from ..rundir import discard
 from . import local, local_notes
 from .local_notes import Note

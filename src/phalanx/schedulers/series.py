@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import TypeVar
 
-from .. import cells, engines
 from ..config import JobConfig
 from ..errors import MissingExtraError, PlanError
-from ..facts import Facts
-from ..plan import LaunchPlan
-from ..program import Program
+from ..planning import cells, engines
+from ..planning.facts import Facts
+from ..planning.plan import LaunchPlan
+from ..planning.program import Program
+from ..planning.resources import Resources
 from ..registry import STRATEGIES
-from ..resources import Resources
 
 DEFAULT_STRATEGIES = ("ddp", "horovod", "deepspeed")
 _Planned = TypeVar("_Planned")

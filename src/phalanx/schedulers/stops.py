@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from .deaths import CANCELLED, Death, by_srun, unix
+from .launcher_output import CANCELLED, Death, by_srun, unix
 from .unlaunched import unlaunched
 
 _NODE_FAILED = re.compile(r"srun: error: Node failure on (?P<node>\S+)")

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from .deaths import Death
+from .launcher_output import Death
 
 _BEGAN = re.compile(r"^phalanx: rank 0 of \d+ on ", re.MULTILINE)  # by init, once all ranks are there
 _REFUSED = re.compile(

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..comm import Comm
 from ..config import JobConfig
 from ..errors import PlanError
-from ..topology import Topology
+from ..rank.topology import Topology
+from .comm import Comm
 from .saved import HELD_AS, SavedModel, is_compiled, named_parameters
 
 

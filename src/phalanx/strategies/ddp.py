@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ..overlap import overlaps
+from .overlap import overlaps
 from .process_group import ProcessGroupStrategy, broadcast_state, broadcast_tensors
 
 # torch 2.13 renamed the argument.

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..deepspeed_config import engine_config
+from ..config.deepspeed import engine_config
 from ..errors import PlanError, UsageError
 from ..registry import require
 from .base import parameters_of

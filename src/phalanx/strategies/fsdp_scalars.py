@@ -14,8 +14,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 from torch.optim import Optimizer
 
-from ..comm import Comm
 from .base import parameters_of
+from .comm import Comm
 
 
 class Scalars:

@@ -14,8 +14,8 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.optim import Optimizer
 
-from ..comm import Comm
 from .base import parameters_of
+from .comm import Comm
 
 SWITCH = "set_reduce_scatter_unused_params"  # of FSDPModule; torch 2.13 has it
 

@@ -19,11 +19,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from .. import horovod_ranks
 from ..errors import PlanError, TopologyError
-from ..ports import claim, job_ports
+from ..rank import horovod_ranks
+from ..rank.ports import claim, job_ports
+from ..rank.rendezvous import own_host
 from ..registry import require
-from ..rendezvous import own_host
 from .base import parameters_of
 from .process_group import ProcessGroupStrategy, broadcast_state
 from .saved import named_parameters

@@ -15,14 +15,14 @@ from torch._C._distributed_c10d import AllgatherOptions, HashStore, PrefixStore,
 from torch.distributed.distributed_c10d import default_pg_timeout
 from torch.distributed.rendezvous import rendezvous
 
-from ..comm import WORDS, Comm
 from ..errors import PlanError, TopologyError, UsageError
-from ..gloo_end import let_gloo_finish_at_exit
-from ..overlap import as_bytes, once
-from ..topology import Topology
-from . import meeting
+from ..rank.gloo_end import let_gloo_finish_at_exit
+from ..rank.topology import Topology
+from . import agreement as meeting
+from .agreement import Meeting
 from .base import Strategy
-from .meeting import Meeting
+from .comm import WORDS, Comm
+from .overlap import as_bytes, once
 from .turns import Turn
 
 _EVER = 1e8  # seconds

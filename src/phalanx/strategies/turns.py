@@ -13,8 +13,8 @@ from collections.abc import Callable
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
-from ..comm import ADVICE
-from ..worker import headline
+from ..rank.entry import headline
+from .comm import ADVICE
 
 log = logging.getLogger("phalanx")
 

@@ -9,10 +9,10 @@ import os
 import zlib
 from collections.abc import Mapping
 
-from ..launch_env import meant
-from ..ports import job_ports
-from ..rendezvous import launch_key
-from ..topology import Topology
+from ..rank.launch_variables import meant
+from ..rank.ports import job_ports
+from ..rank.rendezvous import launch_key
+from ..rank.topology import Topology
 
 
 def variables(environ: Mapping[str, str] = os.environ) -> dict[str, str]:

@@ -7,8 +7,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from itertools import product
 
-from .. import cells
 from ..errors import PlanError, UsageError
+from ..planning import cells
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ def pytest_configure(config: pytest.Config) -> None:
     for name, text in MARKERS.items():
         config.addinivalue_line("markers", f"{name}: {text}")
     if asks_for_ranks(config):
-        from ..gloo_end import let_gloo_finish_at_exit
+        from ..rank.gloo_end import let_gloo_finish_at_exit
         from .by_hand import variables
 
         let_gloo_finish_at_exit()

@@ -30,7 +30,7 @@ GRACE = 30.0  # seconds for the others to come through a test that failed here
 LAST = 10.0  # seconds for the others to write their results, before this rank's failure ends the launch
 COLLECTION = 600.0  # seconds that it may take: imports from a shared file system are slow
 _AFTER = 2.0  # seconds between the end of a hung test and that of its rank: others hang too, and want to say so
-_PLUMBING = re.compile(r"[/\\](_?pytest|pluggy|phalanx[/\\](testing|worker\.py))|<frozen runpy>")
+_PLUMBING = re.compile(r"[/\\](_?pytest|pluggy|phalanx[/\\](testing|worker\.py|rank[/\\]entry\.py))|<frozen runpy>")
 _NO_TESTS = int(pytest.ExitCode.NO_TESTS_COLLECTED)
 
 

@@ -12,11 +12,11 @@ from typing import Any
 from ...config import Loaded
 from ...config.loader import DEFAULT
 from ...errors import PlanError
-from ...hostlist import expand_hostlist
-from ...plan import Allocation
-from ...ports import job_ports
-from ...resources import gres_gpus
-from ...topology import with_suffix
+from ...planning.plan import Allocation
+from ...planning.resources import gres_gpus
+from ...rank.hostlist import expand_hostlist
+from ...rank.ports import job_ports
+from ...rank.topology import with_suffix
 from . import client
 from .states import JobState
 

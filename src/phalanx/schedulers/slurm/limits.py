@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...batch.directives import tasks_per_node
 from ...config.walltime import seconds
 from ...errors import PlanError
-from ...plan import LaunchPlan
+from ...planning.plan import LaunchPlan
 from .client import Partition
 
 _OVERRIDE = "--force submits all the same"

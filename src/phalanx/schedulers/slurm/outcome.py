@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from .. import local_notes, verdict
-from ..deaths import since
+from .. import failure as verdict
+from .. import local_notes
+from ..launcher_output import since
 from ..stops import TIME_LIMIT, stop
 from . import states
 from .jobs import OurJob, last_start

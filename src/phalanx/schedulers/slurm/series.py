@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from ...config import JobConfig
 from ...config.walltime import seconds
-from ...plan import LaunchPlan
+from ...planning.plan import LaunchPlan
 from ..series import Member
 
 _OWN_FILE = re.compile(r"%\d*[jJA]")  # patterns that differ from job to job

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ...config.walltime import seconds
 from ...errors import PhalanxError, TopologyError
-from ...hostlist import expand_hostlist
+from ...rank.hostlist import expand_hostlist
 from . import client
 from .identity import unix
 

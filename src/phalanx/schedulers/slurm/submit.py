@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ... import conda, engines, texts
 from ...batch import syntax
 from ...batch.directives import exporting
 from ...batch.script import Inserts, render_script
@@ -20,13 +19,14 @@ from ...config.saved import run_config_text
 from ...containers import probe
 from ...environments import environment_warnings
 from ...errors import PlanError
-from ...facts import Facts
-from ...plan import LaunchPlan
-from ...planner import make_plan
-from ...program import Program, interpreter_of
+from ...planning import conda, engines, texts
+from ...planning.facts import Facts
+from ...planning.plan import LaunchPlan
+from ...planning.planner import make_plan
+from ...planning.program import Program, interpreter_of
+from ...planning.uses_api import check_dry_run
 from ...rundir import discard, find_run_dir, make_folder, mark_dry, new_run_dir, shared, write_atomic
 from ...shell import Word, evaluate
-from ...uses_api import check_dry_run
 from ..local import with_source, without_other_launches
 from ..source import save_snapshot, save_source, tracked
 from . import client, identity, in_use

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from ...config import Loaded
+from ...config.exclusions import no_gpus
 from ...config.loader import DEFAULT
-from ...config.meaning import no_gpus
-from ...plan import LaunchPlan
+from ...planning.plan import LaunchPlan
 
 _OF_SRUN = ("cpu_bind", "mpi", "srun_args")
 _OF_MPIRUN = ("mpirun.executable", "mpirun.flavor", "mpirun.args")

@@ -1,0 +1,1 @@
+"""From run directories and CSV files to `RunData`."""

@@ -1,0 +1,1 @@
+"""An `Analysis` as page, plots, tables and words; nothing is computed here."""

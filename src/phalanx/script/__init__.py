@@ -1,0 +1,1 @@
+"""What scripts use beside `phalanx.init`: argument parser and epoch timer."""
