@@ -71,3 +71,14 @@ def of_launch(launch: str) -> list[int]:
             if word in (folder / "environ").read_bytes().split(b"\0") and started(int(folder.name)):
                 found.append(int(folder.name))
     return sorted(found)
+
+
+def above() -> list[str]:
+    """The command lines of this process's parents, the nearest first, as far as the system tells."""
+    found, pid = [], os.getppid()
+    with suppress(OSError, ValueError, IndexError):
+        while pid > 1:
+            folder = Path(f"/proc/{pid}")
+            found.append(folder.joinpath("cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+            pid = int(folder.joinpath("stat").read_text(errors="replace").rpartition(")")[2].split()[1])
+    return found

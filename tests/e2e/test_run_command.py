@@ -156,14 +156,17 @@ def test_a_single_process_is_not_taken_for_a_task_of_the_step_around_it(work):
     step = {"SLURM_JOB_ID": "5", "SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_LOCALID": "1", "SLURM_NTASKS": "2"}
     step |= {"SLURM_NODEID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_NNODES": "1"}
     mpi = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}
-    agent = {"TORCHELASTIC_RUN_ID": "none", "RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2"}
-    sizes = ((step, "SLURM_STEP_NUM_TASKS=2"), (mpi, "OMPI_COMM_WORLD_SIZE=2"), (agent, "WORLD_SIZE=2"))
-    for outer, said in sizes:
+    for outer, said in ((step, "SLURM_STEP_NUM_TASKS=2"), (mpi, "OMPI_COMM_WORLD_SIZE=2")):
         assert phalanx("--local", "s.py", env={**os.environ, **outer}).stdout == "0 1 True\n"
         refused = phalanx("s.py", env={**os.environ, **outer})  # a world for each task is seldom meant
         assert (refused.returncode, refused.stdout) == (2, "")
         assert said in refused.stderr
         assert "add --local" in refused.stderr
+    agent = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "--"]
+    for first, code, told in ([], 1, "WORLD_SIZE=2: a launcher"), (["--local"], 0, ""):
+        words = [*agent, "phalanx", "run", *first, "s.py"]
+        ended = subprocess.run(words, capture_output=True, text=True, timeout=120)
+        assert (ended.returncode, told in ended.stderr) == (code, True)
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGINT"])

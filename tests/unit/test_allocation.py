@@ -151,9 +151,8 @@ def test_where_a_launch_goes_over_the_allocation(slurm, environ, expected):
         ({"PMI_SIZE": "2", "PMI_RANK": "0"}, "PMI_SIZE=2"),
         ({"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "0", "SLURM_PTY_PORT": "9", "PMI_SIZE": "4"}, None),
         ({"SLURM_NTASKS": "8", "SLURM_PROCID": "0"}, None),  # a batch script
-        ({"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1"}, "WORLD_SIZE=2"),
-        ({"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0"}, None),
-        ({"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1"}, None),  # what a shell was left with
+        ({"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1"}, None),  # leftovers
+        ({"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1"}, None),
         ({"HOROVOD_SIZE": "2", "HOROVOD_RANK": "0"}, "HOROVOD_SIZE=2"),
     ],
 )

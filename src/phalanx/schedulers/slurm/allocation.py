@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ... import processes
 from ...config import Loaded
 from ...config.loader import DEFAULT
 from ...errors import PlanError
@@ -44,11 +45,16 @@ def one_of_several(environ: Mapping[str, str]) -> str | None:
     terminal (`srun --pty bash`) only the first task lives."""
     if "SLURM_PTY_PORT" in environ and environ.get("SLURM_PROCID") == "0":
         return None
-    by_torchrun = ("WORLD_SIZE",) if "TORCHELASTIC_RUN_ID" in environ else ()  # alone it may be a leftover
+    by_torchrun = ("WORLD_SIZE",) if "TORCHELASTIC_RUN_ID" in environ and _below_torchrun() else ()
     for name in ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "HOROVOD_SIZE", *by_torchrun):
         if (_number(environ.get(name)) or 1) > 1:
             return f"{name}={environ[name]}"
     return None
+
+
+def _below_torchrun() -> bool:
+    """Its variables alone may be what a shell was left with."""
+    return any(re.search(r"\b(torchrun|torch\.distributed)\b", line) for line in processes.above())
 
 
 def heterogeneous(job_id: str) -> str:
