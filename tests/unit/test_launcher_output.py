@@ -379,3 +379,34 @@ def test_a_verdict_without_a_culprit_keeps_the_code(tmp_path: Path) -> None:
     assert "--chain" in line
     nothing = verdict.Attempt(tmp_path, 100.0, -9, "", "node1", "srun", 4, 2)
     assert verdict.conclude(nothing) == (["srun ended with exit code 137; no rank reported an error"], 137)
+
+
+BEGAN = "phalanx: rank 0 of 4 on node1\n"
+TRIED = [
+    "srun: error: Unable to create step for job 23: Job/step already completing or completed\n",
+    "srun: error: Munge decode failed: Expired credential\n",
+    "bash: line 1: nvcc: command not found\n",
+]
+
+
+@pytest.mark.parametrize("tried", TRIED)
+def test_what_a_running_rank_tried_in_vain_is_no_failed_launch(tmp_path: Path, tried: str) -> None:
+    """The rank that died is told, also where others ended as a shell without the program does."""
+    ends = ("task 2: Segmentation fault", "task 3: Exited with exit code 127")
+    said = BEGAN + tried + "".join(f"srun: error: node2: {end}\n" for end in ends)
+    culprit, _ = judge(tmp_path, said, "srun", 139)
+    assert culprit is not None
+    assert (culprit.rank, culprit.exit_code) == (2, 139)
+    attempt = verdict.Attempt(tmp_path, 100.0, 139, said, "node1", "srun", 4, 2)
+    assert "the launch failed" not in verdict.conclude(attempt)[0][0]
+    later = judge(tmp_path, BEGAN + TRIED[0], "srun", 1)[1]  # a further step of ranks
+    assert "the launch failed" in later
+
+
+def test_mpichs_rank_counts_in_a_log_that_jobs_share(tmp_path: Path) -> None:
+    """Its exit code is none of a rank's."""
+    said = text("mpich-segv-rank2")
+    attempt = verdict.Attempt(tmp_path, 100.0, 255, said, "node1", "mpirun", 4, 2, shared=True)
+    culprit, _ = verdict.judge(attempt)
+    assert culprit is not None
+    assert (culprit.host, culprit.exit_code) == ("node2", 139)

@@ -125,7 +125,12 @@ def possible(found: list[Death], returncode: int, launcher: str | None) -> list[
     """Of deaths that may be another launch's, those that fit the exit code of this one: mpirun ends
     with the code of the rank that it tells of, srun with the highest of all; agents with their own."""
     if launcher == "mpirun":
-        return [death for death in found if _shell_code(death.code) == returncode]
+        # MPICH names no rank, and ends with a code of its own.
+        return [
+            death
+            for death in found
+            if death.rank is None or _shell_code(death.code) == returncode
+        ]  # fmt: skip
     return [death for death in found if launcher != "srun" or _shell_code(death.code) <= returncode]
 
 

@@ -50,7 +50,7 @@ def stop(text: str, before: list[Death]) -> Stop | None:
     tasks = list(by_srun(text))
     first = min((death.position for death in (*before, *tasks)), default=len(text))
     stops = [*_nodes(text), *_cancelled(text, first)]
-    failed = _failed_launch(text, tasks)
+    failed = _failed_launch(text, tasks, before)
     if failed is not None and all(failed.position < found.position for found in stops):
         return failed
     if not stops:
@@ -60,8 +60,8 @@ def stop(text: str, before: list[Death]) -> Stop | None:
     return Stop(told.what, min(found.position for found in stops), min(times, default=None), told.node)
 
 
-def _failed_launch(text: str, tasks: list[Death]) -> Stop | None:
-    found = unlaunched(text, tasks)
+def _failed_launch(text: str, tasks: list[Death], before: list[Death]) -> Stop | None:
+    found = unlaunched(text, tasks, before)
     if found is None:
         return None
     return Stop(found.words, found.position, None, found.node, launched=False, passing=found.passing)

@@ -64,16 +64,25 @@ class Unlaunched:
     passing: bool
 
 
-def unlaunched(text: str, tasks: list[Death]) -> Unlaunched | None:
+def unlaunched(text: str, tasks: list[Death], others: list[Death]) -> Unlaunched | None:
     """The first failure to start tasks, in the most telling words; `tasks` are the ends that srun
-    told. One before ranks began was an earlier step's, after which the user's own lines went on."""
+    told, `others` those that the launcher did. One before ranks began was an earlier step's, after
+    which the user's own lines went on."""
     began = max((found.end() for found in _BEGAN.finditer(text)), default=0)
     found = [*_programs(text, tasks, began), *_refused(text, began)]
+    if began and any(_was_running(death, text, began) for death in (*tasks, *others)):
+        return None  # something that a rank had tried, and no step that couldn't start
     if not found:
         return None
     first = min(failure.position for failure in found)
     told = min(found, key=lambda failure: (failure.node is None, failure.position))
     return Unlaunched(told.words, first, told.node, told.passing)
+
+
+def _was_running(death: Death, text: str, began: int) -> bool:
+    """Whether a rank's or task's end is none of one that couldn't be started."""
+    codes = {126, 127, *(_NUMBERS.get(hit["why"]) for hit in _EXECVE.finditer(text, began))}
+    return death.position >= began and not death.late and death.code not in codes
 
 
 def _refused(text: str, began: int) -> Iterator[Unlaunched]:
