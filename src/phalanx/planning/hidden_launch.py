@@ -7,6 +7,7 @@ here-documents, a script file) and behind variables whose text is known.
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
 from collections.abc import Iterator, Mapping
@@ -23,10 +24,19 @@ _NAMING = re.compile(
     r"echo|printf|logger|:|true|false|type|which|hash|pip3?|module|ml|spack|[ef]?grep|sed|awk|cat"
     r"|ls|rm|cp|mv|mkdir|touch|tee|p?kill|killall|pgrep|man|git|apt(-get)?|yum|dnf|brew|\[\[?|test"
     r"|declare|local|readonly|unset|for|case|function|cd|tar|find|make|python[\w.]*|pytest"
+    r"|export|alias|pushd|head|tail|wc|diff|file|ldd|ln|install|chmod|rsync|scp|wget|curl|unzip"
+    r"|squeue|sinfo|sacct|scancel|scontrol"
 )
 # These start another with such a word only: `conda install deepspeed -c x` doesn't.
 _BY_RUN = ("conda", "mamba", "micromamba", "uv", "poetry", "pipenv", "pixi", "pdm", "hatch")
 _AMBIGUOUS = ("deepspeed", "composer", "prun")  # also a package's name, or a mode's
+_OF_SCRIPTS = ("deepspeed", "composer", "torchrun")  # they start a script, and no `python script`
+_PYTHON = re.compile(r"python[\d.]*")
+# Options whose value names something: an environment, a package, a way that the program has.
+_NAMED_BY = re.compile(
+    r"--(name|prefix|with|launcher|backend|strategy|plugin|scheduler|mode|output|out"
+    r"|optimizer|cmd)"
+)
 _HEREDOC = re.compile(r"(?<!<)<<(?!<)-?\s*(['\"\\]?)(\w+)")
 _ASSIGNED = re.compile(
     r"(?:export[ \t]+)?([A-Za-z_]\w*)=(\"(?:[^\"\\]|\\.)*\"|'[^']*'|[^\s;&|]*)", re.ASCII | re.DOTALL
@@ -71,8 +81,12 @@ def _in_command(words: list[ShellWord], around: Around, depth: int) -> str | Non
     if name in _BY_RUN and not {"run", "exec"} & {word.bare for word in words[1:3]}:
         return None
     for place in range(1, len(words) - 1):
-        if is_launcher(words[place:]) and _certain(words[place:]):
-            return words[place].bare
+        word = words[place]
+        named = "=" in word.bare or _NAMED_BY.fullmatch(words[place - 1].bare)
+        if not named and is_launcher(words[place:]) and _certain(words[place:]):
+            return word.bare
+        if _PYTHON.fullmatch(_name(word)) or word.bare.endswith(".py"):
+            break  # what follows are the script's own words
     for file, text in _shell_texts(words, around) if depth < _DEEP else ():
         found = hidden_in(text, around, depth + 1)
         if found:
@@ -82,9 +96,17 @@ def _in_command(words: list[ShellWord], around: Around, depth: int) -> str | Non
 
 def _certain(words: list[ShellWord]) -> bool:
     """Whether words that begin with a launcher's name also go on as its own do."""
+    if _name(words[0]) in _OF_SCRIPTS:
+        before = list(itertools.takewhile(lambda word: not _begins_program(word.bare), words[1:]))
+        if any(_PYTHON.fullmatch(_name(word)) for word in before):
+            return False  # `conda run -n deepspeed python train.py`
     if _name(words[0]) not in _AMBIGUOUS:
         return True
-    return any(word.bare.endswith(".py") or word.bare in ("-m", "--module") for word in words[1:])
+    return any(_begins_program(word.bare) for word in words[1:])
+
+
+def _begins_program(word: str) -> bool:
+    return word.endswith(".py") or word in ("-m", "--module", "--no-python", "--no_python")
 
 
 def _shell_texts(words: list[ShellWord], around: Around) -> Iterator[tuple[str, str]]:

@@ -139,7 +139,8 @@ def _refuse_more(launcher: ShellWord, words: list[ShellWord]) -> None:
     for word in words:
         if word.bare == ":" and re.search(r"(mpi\w*|srun|prun|orterun)\b", launcher.bare):
             raise Uncertain(launch_words.refusal(launcher.bare, "it starts several programs"))
-        if word.literal is None and re.match(r"\d*(&>|[<>])", word.text):
+        alike = word.text in ("2>&1", "</dev/null")  # the same in each rank as around them all
+        if word.literal is None and re.match(r"\d*(&>|[<>])", word.text) and not alike:
             why = f"each rank would redirect its output or input ({word.text}): set output, or leave it out"
             raise Uncertain(launch_words.refusal(launcher.bare, why))
 

@@ -18,6 +18,7 @@ _PIECE = re.compile(
 _PLAIN = re.compile(r"\"(?:[^\"\\$`]|\\.)*\"", re.DOTALL)
 _NESTED = {'"': '"', "`": "`", "$(": ")", "${": "}"}  # what begins with these, and ends with those
 _COMMENT, _UNKNOWN = "#", ""
+_CASE = re.compile(r"(?:(?:if|then|elif|else|while|until|do|\{|!) )*case .+ in", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -46,16 +47,39 @@ def split(text: str) -> list[ShellWord] | None:
 
 def commands(text: str) -> Iterator[list[ShellWord]]:
     """The simple commands of shell text, whatever stands between them (`;`, `&&`, `|`, parentheses,
-    line breaks, comments). What follows a quote that doesn't end is left out."""
+    line breaks, comments), less what isn't run: the patterns of a `case`, and the words of an array
+    that is nowhere expanded. What follows a quote that doesn't end is left out."""
     words: list[ShellWord] = []
+    skipping, before = False, ""  # up to the next `)`
     for word in _read(text):
         if isinstance(word, ShellWord):
-            words.append(word)
-        elif words:
-            yield words
-            words = []
+            skipping = skipping and word.text != "esac"
+            words += [] if skipping else [word]
+            if word.text == "in" and _CASE.fullmatch(join(words)):
+                skipping, words = True, []
+            before = ""
+        elif skipping:
+            skipping, before = word != ")", ""
+        else:
+            skipping = _names_only(words, word, text) or (before == ";" and word in (";", "&"))
+            before = word
+            if words:
+                yield words
+                words = []
     if words:
         yield words
+
+
+def _names_only(words: list[ShellWord], operator: str, text: str) -> bool:
+    """Whether `a=(` begins here, of which nothing is run, as far as the text tells."""
+    array = re.fullmatch(r"(\w+)\+?=", words[-1].text) if operator == "(" and words else None
+    return array is not None and f"${{{array[1]}[" not in text
+
+
+def ends_unwaited(text: str) -> bool:
+    """Whether the last command is one that the shell doesn't wait for (`a &`)."""
+    pieces = [piece for piece in _read(text) if piece not in ("\n", _COMMENT)]
+    return pieces[-1:] == ["&"] and pieces[-2:-1] not in (["&"], ["|"])
 
 
 def join(words: list[ShellWord]) -> str:
