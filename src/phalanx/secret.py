@@ -65,17 +65,18 @@ _TOKENS = re.compile(
     r")|-----BEGIN [A-Z ]*PRIVATE KEY-----|https://hooks\.slack\.com/services/\S+"
     r"|https?://(?=\w*\d)\w{20,}@"
     # as databases and storages write them: `password=…;`, `AccountKey=…`
-    r"|(?<![\w-])(?i:password|pwd|accountkey|sharedaccesskey)=(?!(?i:true|false|none|null)\b)[^\s\"'$;&<]{4,}"
+    r"|(?<![\w-])(?i:password|pwd(?!=[/~.])|accountkey|sharedaccesskey)=(?!(?i:true|false|none|null)\b)"
+    r"[^\s\"'$`;&<]{4,}"
 )
 _ASSIGNED = re.compile(
-    r"(?<![\w.$])(?:(?:export|declare -x)\s+([A-Za-z]\w*)|([A-Z][A-Z0-9_]*))=(?=[\"']?[^\s\"'$;|&])", re.ASCII
+    r"(?<![\w.$])(?:(?:export|declare -x)\s+([A-Za-z]\w*)|([A-Z][A-Z0-9_]*))=(?=[\"']?[^\s\"'$`;|&])", re.ASCII
 )
 # An option that can't mean but a secret, with its value: --token and --key may be a tokenizer's or a dict's.
 _OPTION = re.compile(
     r"(?<![\w-])(?!-+(?:no|ask)[-_])(--?(?:[\w-]*[-_])?"
     r"(?:password|passwd|passphrase|api[-_]?key|secret[-_]key|access[-_]key|client[-_]secret"
     r"|(?:auth|api|access|hf|hub|wandb|github)[-_]token))(?:=|\s+)[\"']?"
-    r"(?!(?:true|false|none|null)\b)[^\s\"'$<-][^\s\"']{5,}",
+    r"(?!(?:true|false|none|null)\b)[^\s\"'$`<-][^\s\"']{5,}",
     re.IGNORECASE,
 )
 
@@ -90,6 +91,8 @@ def _named(name: str) -> bool:
     words = [word.rstrip("0123456789") or word for word in name.split("_") if word]
     if not words:
         return False
+    if words[-1] in ("ID", "IDS") and words[-2:-1] == ["TOKEN"]:  # PAD_TOKEN_ID
+        words = words[:-1]
     if _KEY.search(name) and (words[-1] not in _ABOUT or name.endswith("_KEY_ID")):
         return True
     last, before = words[-1], words[-2:-1]
