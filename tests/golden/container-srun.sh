@@ -91,6 +91,7 @@ phalanx_n=0
 for phalanx_w do phalanx_n=$((phalanx_n + 1)); eval "phalanx_$phalanx_n=\$phalanx_w"; done
 set --
 . /opt/env.sh
+
 set --; phalanx_w=0
 while [ "$phalanx_w" -lt "$phalanx_n" ]; do
   phalanx_w=$((phalanx_w + 1)); eval "set -- \"\$@\" \"\$phalanx_$phalanx_w\""

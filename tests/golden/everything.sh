@@ -37,6 +37,7 @@ if [ -d "$run_dir/workdir" ]; then cd "$run_dir/workdir" || exit; fi  # the snap
 
 # Before
 ulimit -c 0
+
 set +eu -o pipefail; trap - ERR
 
 # Proxies

@@ -166,6 +166,10 @@ def test_a_rank_begins_in_the_folder_of_its_task(tmp_path, run):
         shown = ["sh", "-c", 'echo "$(pwd) ${PHALANX_CWD-}"']
         done = subprocess.run([*start, *shown], env=environ, cwd="/", capture_output=True, text=True)
         assert done.stdout == f"{expected} \n"
+    for own in ("--pwd=/opt", "--cwd=/opt"):  # the user's own folder is where the runtime begins
+        words, variables = run(plan(tmp_path, f"container.args={own}"))[-1]
+        assert "/opt" in " ".join(words)
+        assert "APPTAINERENV_PHALANX_CWD" not in variables
 
 
 def test_paths_of_the_host_may_begin_with_the_home(tmp_path, run, monkeypatch):
@@ -187,7 +191,14 @@ def test_paths_of_the_host_may_begin_with_the_home(tmp_path, run, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "lines", ["source ./activate", "export A=1\n", "[[ x == x ]] && A=1; export A", "false || true\nexport A=1"]
+    "lines",
+    [
+        "source ./activate",
+        "export A=1\n",
+        "[[ x == x ]] && A=1; export A",
+        "false || true\nexport A=1",
+        "export A=1 \\",
+    ],
 )
 def test_lines_before_are_bashs(tmp_path, run, lines):
     (tmp_path / "activate").write_text("export A=1\n")

@@ -322,4 +322,27 @@ def test_a_launch_that_nobody_waits_for_is_refused(text, capsys):
     for name in ("training_cmd", "exec_command"):
         assert f"{name} ends with &" in refused(capsys, f"{name}={text}")
     assert main([*PREVIEW, "exec_command=srun python t.py & wait $!"]) == 0
-    assert main([*PREVIEW, "training_cmd=python t.py --url 'a?b&c&'"]) == 0
+    for ending in ("--url 'a?b&c&'", "--name \\&", "# not &", "2>&1 # nor this &\n"):
+        assert main([*PREVIEW, f"training_cmd=python t.py {ending}"]) == 0
+
+
+def test_what_else_bash_complains_of_is_no_fault_of_the_text(monkeypatch, capsys):
+    monkeypatch.setenv("LD_PRELOAD", "/nonexistent/lib.so")
+    monkeypatch.setenv("BASH_FUNC_broken%%", "() { if")
+    complains = subprocess.run(["bash", "-n"], input="a\n", capture_output=True, text=True)
+    assert "LD_PRELOAD" in complains.stderr
+    assert main([*PREVIEW, "before=export A=1", "t.py"]) == 0
+    capsys.readouterr()
+    assert "before is no complete shell text" in refused(capsys, "before=echo 'a", "t.py")
+
+
+def test_a_line_that_a_backslash_ends_does_not_take_the_next_along(tmp_path, monkeypatch, capsys):
+    """bash says what runs: no text of the user's, nor what the script does next, is another's word."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "more.sh").write_text("echo two \\\n")
+    assert main([*PREVIEW, "before=echo one \\", "pre_exec_file=more.sh", "t.py"]) == 0
+    lines = capsys.readouterr().out.partition("# Before\n")[2].partition("set +eu")
+    assert lines[1]
+    script = f"{lines[0]}{lines[1]}{lines[2].partition(chr(10))[0]}"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("one\ntwo\n", "")

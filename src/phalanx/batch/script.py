@@ -109,7 +109,9 @@ def _umask(plan: LaunchPlan) -> list[str]:
 def _before(plan: LaunchPlan, inserts: Inserts) -> list[str]:
     """The user's own lines. Their `set -eu` and `trap … ERR` are for themselves: the script looks
     into a launch that fails, and may not be left there."""
-    lines = [text.rstrip("\n") for text in (plan.config.before, inserts.before) if text and text.strip()]
+    texts = [text for text in (plan.config.before, inserts.before) if text and text.strip()]
+    # The empty lines end what a backslash would join with the line after it.
+    lines = [line for text in texts for line in (text.rstrip("\n"), "")]
     return ["# Before", *lines, "set +eu -o pipefail; trap - ERR"] if lines else []
 
 

@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Mapping
 
 from ..errors import PlanError
+from ..planning.shellwords import ends_unwaited
 
 _PATIENCE = 10.0  # seconds
 
@@ -28,7 +29,7 @@ def check_waited_for(texts: Mapping[str, str | None]) -> None:
     """Raise PlanError for a launch whose last command the shell doesn't wait for: the job would end
     with 0 before it, and take it along."""
     for name, text in texts.items():
-        if text and re.search(r"(?<![&>])&\s*(?:#[^\n]*\s*)?$", text):
+        if text and ends_unwaited(text):
             raise PlanError(
                 f"{name} ends with &: the job would not wait for what that starts, and end it at "
                 "once. Leave the & out, or end with a line `wait $!`"
@@ -48,5 +49,6 @@ def _complaint(text: str) -> str | None:
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired, ValueError):
         return None
-    said = done.stderr.strip().splitlines()
-    return re.sub(r"^bash: ", "", said[0]) if said else None
+    # Other words are not about the text: the linker's on LD_PRELOAD, bash's on its environment.
+    said = re.search(r"^bash: (line \d+: .*)", done.stderr, re.MULTILINE)
+    return said[1] if said else None

@@ -62,7 +62,7 @@ def inside(plan: LaunchPlan, words: list[Word]) -> str:
     pattern = f"^(({names})$|{'|'.join(_PREFIXES)})"
     lines = [
         'if [ -n "${TMPDIR:-}" ]; then mkdir -p "$TMPDIR"; fi',
-        f'export {runtime}ENV_PHALANX_CWD="$(pwd -P)"',
+        *([] if _has_own_folder(plan) else [f'export {runtime}ENV_PHALANX_CWD="$(pwd -P)"']),
         f"for name in $(compgen -e | grep -E '{pattern}'); do export \"{runtime}ENV_$name=${{!name}}\"; done",
     ]
     if "PYTHONNOUSERSITE" not in plan.environment:  # a home that is mounted has packages for the host's Python
@@ -73,6 +73,11 @@ def inside(plan: LaunchPlan, words: list[Word]) -> str:
     start = Sh(" \\\n  ".join(["exec env", *unset]))
     lines.append(layout([start, *_exec(plan), *_within(plan, words)]))
     return "\n".join(lines)
+
+
+def _has_own_folder(plan: LaunchPlan) -> bool:
+    """Whether the user says in which folder of the image to begin."""
+    return any(word.partition("=")[0] in ("--pwd", "--cwd") for word in plan.config.container.args)
 
 
 def packages(plan: LaunchPlan) -> Path:
@@ -178,9 +183,8 @@ def _within(plan: LaunchPlan, words: list[Word]) -> list[Word]:
     pre = plan.config.container.pre
     if not pre:
         return ["sh", "-c", f"{_SAME_FOLDER}\n{start}", "sh", *words]
-    text = "\n".join(
-        [_SAME_FOLDER, "set -e", _PRE_FAILED, _KEEP_WORDS, pre.rstrip(), _WORDS_AGAIN, "trap - EXIT", start]
-    )
+    own = f"{pre.rstrip()}\n"  # an empty line ends what a backslash would join with the next
+    text = "\n".join([_SAME_FOLDER, "set -e", _PRE_FAILED, _KEEP_WORDS, own, _WORDS_AGAIN, "trap - EXIT", start])
     return ["sh", "-c", 'exec "$(command -v bash || command -v sh)" -c "$@"', "sh", text, "bash", *words]
 
 
