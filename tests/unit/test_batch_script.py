@@ -107,6 +107,11 @@ def test_a_script_is_faultless_bash(path):
             {"gres": "gpu:a100:2,gpu:h100:1", "ntasks-per-node": "3"},
             ["gpus-per-node"],
         ),
+        (
+            ("nodes=2", "gpus_per_node=4", "gpus_per_task=1", "launcher=srun"),
+            {"ntasks-per-node": "4", "gpus-per-task": "1"},
+            ["ntasks"],
+        ),
         (("gpus=8", "nodes=2", "launcher=srun"), {"gpus": "8", "ntasks-per-node": "4"}, ["gpus-per-node", "gres"]),
         (("gres=gpu:2", "nodes=2"), {"gres": "gpu:2", "ntasks-per-node": "1"}, ["gpus-per-node"]),
         (("gpus_per_node=0", "cpus_per_task=1"), {"cpus-per-task": "1"}, ["gpus-per-node", "gres", "cpus-per-gpu"]),
@@ -565,6 +570,12 @@ def test_shares_of_gpus_say_nothing_where_there_are_none(tmp_path):
         ("gres=gpu:a100:0", "gres"),
         ("gres=nvme:1", "gres"),
         ("gpus_per_node=0", None),
+        ("sbatch_args=--gpus-per-socket=2", "gpus-per-socket"),
+        ("sbatch_args=--tres-per-node=gres/gpu:2", "tres-per-node"),
+        ("sbatch_args=--tres-bind=gres/gpu:none", "tres-bind"),
+        ("sbatch_args=--constraint=gpu", "constraint"),
+        ("sbatch_args=--gres-flags=enforce-binding", "gres-flags"),
+        ("sbatch_args=--comment=gpu", "comment"),
     ],
 )
 def test_a_share_of_each_gpu_is_asked_for_or_is_told_to_have_no_effect(asked, line):
@@ -573,6 +584,7 @@ def test_a_share_of_each_gpu_is_asked_for_or_is_told_to_have_no_effect(asked, li
     found = directives(script(*overrides))
     notes = [note for note in load_config((), overrides, {}).notes if "has no effect" in note]
     with_gpus = asked is not None and ":0" not in asked and "nvme" not in asked and asked != "gpus_per_node=0"
+    with_gpus = with_gpus and line not in ("constraint", "gres-flags", "comment", "tres-bind")
     assert ({"mem-per-gpu", "cpus-per-gpu"} <= found.keys()) == with_gpus
     assert (sorted(note.partition("=")[0] for note in notes) == ["cpus_per_gpu", "mem_per_gpu"]) == (not with_gpus)
     assert line is None or line in found
@@ -617,6 +629,7 @@ def test_a_setting_that_the_script_can_not_use_is_told(overrides, told, tmp_path
         (["gpus_per_node=2", "gres=gpu:4"], ["gpus_per_node asks for 2", "gres asks for 4"]),
         (["nodes=2", "gpus_per_node=2", "gpus=8"], ["gpus_per_node asks for 4", "gpus asks for 8"]),
         (["gpus_per_node=4", "gpus_per_task=1", "ntasks_per_node=2"], ["gpus_per_task asks for 2", "4"]),
+        (["gpus_per_node=4", "gpus_per_task=1", "ntasks=1"], ["gpus_per_task asks for 1", "4"]),
         (["ntasks=1", "nodes=2"], ["ntasks=1", "nodes=2", "nodes=1"]),
         (["ntasks=5", "nodes=2", "nproc=2"], ["ntasks=5", "2 ranks"]),
     ],
@@ -649,6 +662,9 @@ def test_a_launch_of_ones_own_has_the_tasks_that_the_file_says(launcher):
     own = ("exec_command=time srun python t.py", f"launcher={launcher}", "ntasks_per_node=4", "cpus_per_task=3")
     said = directives(script("nodes=2", *own))
     assert (said["nodes"], said["ntasks-per-node"], said["cpus-per-task"]) == ("2", "4", "3")
+    for total, each in ((8, "4"), (2, "1")):
+        own = ("exec_command=time srun python t.py", f"launcher={launcher}", f"ntasks={total}")
+        assert directives(script("nodes=2", *own))["ntasks-per-node"] == each
     agents = ("exec_command=srun torchrun t.py", "nproc=4", "cpus_per_task=12")
     said = directives(script("nodes=2", *agents))
     assert (said["ntasks-per-node"], said["cpus-per-task"]) == ("1", "12")

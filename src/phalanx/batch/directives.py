@@ -53,8 +53,10 @@ def options(plan: LaunchPlan) -> list[Option]:
 def tasks_per_node(plan: LaunchPlan) -> int:
     """Slurm tasks on a node: one per agent, or one per rank. The user's own launch has what the
     settings say."""
-    if (plan.config.exec_command or plan.config.exec_file) and plan.config.ntasks_per_node > 1:
-        return plan.config.ntasks_per_node
+    config = plan.config
+    each = -(-config.ntasks // plan.nodes) if config.ntasks else config.ntasks_per_node
+    if (config.exec_command or config.exec_file) and each > 1:
+        return each
     agents = load("launcher", LAUNCHERS, plan.launcher).agents
     return 1 if agents else plan.nproc_per_node
 

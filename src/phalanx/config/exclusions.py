@@ -15,6 +15,9 @@ from .tree import Leaf, Path, Tree, find, leaves, show
 PER_GPU = ("mem_per_gpu", "cpus_per_gpu")  # shares of each GPU
 _SETTING = re.compile(r"(?<!\$)\{([A-Za-z_][\w.-]*)\}", re.ASCII)
 
+# Words that ask for GPUs, not those that only speak of them: --constraint, --gpu-bind, --comment, …
+_ASKS = re.compile(r"--(gres|gpus|(gpus|tres)-per-\w+)(?![\w-])")
+
 
 def without_rivals(
     below: Tree, layer: Tree, notes: list[str], problems: list[str], gave_way: dict[str, tuple[str, str]]
@@ -41,7 +44,8 @@ def no_gpus(config: JobConfig) -> bool:
     """Whether a job with these settings asks for no GPUs, so that a share of each says nothing."""
     sbatch = config.sbatch.model_dump()
     counts = [config.gpus_per_node, config.gpus_per_task, sbatch.get("gpus"), sbatch.get("gpus_per_socket")]
-    texts = [config.gres, sbatch.get("tres_per_task"), *config.sbatch_args]
+    asking = [word for word in config.sbatch_args if _ASKS.match(word)]
+    texts = [config.gres, sbatch.get("tres_per_task"), *asking]
     return not any(count and str(count) != "0" for count in counts) and not any(
         re.search(r"\bgpu(?!:(\w+:)?0\b)", text.replace("gpus", "gpu")) for text in texts if text
     )

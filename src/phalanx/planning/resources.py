@@ -89,7 +89,10 @@ class Resources:
             "gpus": _count(config.sbatch.gpus) if config.sbatch.gpus is not None else None,
             "gpus_per_task": config.gpus_per_task and config.gpus_per_task * self.tasks * nodes,
         }
-        if self.uneven or config.nproc_per_node is not None:
+        # With no number of tasks, a node has a rank for each of its GPUs.
+        a_gpu_each = config.ntasks is None and self.tasks == 1 and config.gpus_per_task == 1
+        by_gpus = a_gpu_each and bool(config.gpus_per_node)
+        if self.uneven or config.nproc_per_node is not None or by_gpus:
             del asked["gpus_per_task"]  # tasks are counted otherwise
         totals = {name: count for name, count in asked.items() if count}
         if len(set(totals.values())) > 1:
