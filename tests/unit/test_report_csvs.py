@@ -52,8 +52,19 @@ WORKERS = "epoch_id,time,name,workers\n0,9.5,ddp,8\n1,4.5,ddp,8\n"
         WORKERS.replace(",", "\t").replace("workers", "World Size").replace("epoch_id", "Epoch ID").encode(),
         b"workers,name,,time,epoch_id\n8,ddp,0,9.5,0\n8.0,ddp,1,4.5,1\n",
         b"name,nodes,epoch_id,time,workers\nddp,,0,9.5,8\nddp,nan,1,4.5,8\n",
+        b"name,workers,world_size,epoch_id,time\nddp,8,,0,9.5\nddp,,8,1,4.5\n",
+        b"name,workers,num_workers,epoch_id,time\nddp,8,nan,0,9.5\nddp,NaN,8.0,1,4.5\n",
     ],
-    ids=["as written", "spaces, upper case, a mark", "Excel's", "tabs, other words", "other order", "nodes empty"],
+    ids=[
+        "as written",
+        "spaces, upper case, a mark",
+        "Excel's",
+        "tabs, other words",
+        "other order",
+        "nodes empty",
+        "one of two empty",
+        "one of two nan",
+    ],
 )
 def test_files_that_tell_ranks_and_no_nodes(tmp_path, text):
     (tmp_path / "t.csv").write_bytes(text)

@@ -61,7 +61,10 @@ def _named(header: Sequence[str], row: Sequence[str]) -> dict[str, str]:
     values = [value.strip() for value in row]
     if any(values[len(header) :]):
         return {}
-    named = dict(zip(header, values, strict=False))
+    named: dict[str, str] = {}
+    for name, value in zip(header, values, strict=False):
+        if _told(value) or name not in named:  # of two columns alike, the one that tells
+            named[name] = value
     return {**named, DIFFERS: ""} if _differs(header, values) else named
 
 
@@ -71,8 +74,13 @@ def _differs(header: Sequence[str], values: Sequence[str]) -> bool:
         return False
     said: dict[str, set[float | str]] = {}
     for name, value in zip(header, values, strict=False):
-        said.setdefault(name, set()).add(value if (told := number(value)) is None else told)
+        if _told(value):
+            said.setdefault(name, set()).add(value if (told := number(value)) is None else told)
     return any(len(said[name]) > 1 for name in _SIZES & said.keys())
+
+
+def _told(value: str) -> bool:
+    return bool(value) and value.lower() != "nan"
 
 
 def _column(name: str) -> str:
