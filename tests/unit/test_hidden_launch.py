@@ -64,6 +64,7 @@ HIDDEN = [
     "nsys profile python -m torch.distributed.run t.py",
     "uv run torchrun --no-python python t.py",
     "uv run torchrun -m pkg --program python",
+    "conda run -n python mpirun -np 2 python t.py",
 ]
 
 

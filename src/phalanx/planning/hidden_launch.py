@@ -85,7 +85,8 @@ def _in_command(words: list[ShellWord], around: Around, depth: int) -> str | Non
         named = "=" in word.bare or _NAMED_BY.fullmatch(words[place - 1].bare)
         if not named and is_launcher(words[place:]) and _certain(words[place:]):
             return word.bare
-        if _PYTHON.fullmatch(_name(word)) or word.bare.endswith(".py"):
+        python = _PYTHON.fullmatch(_name(word)) and not is_launcher(words[place + 1 :])
+        if python or word.bare.endswith(".py"):
             break  # what follows are the script's own words
     for file, text in _shell_texts(words, around) if depth < _DEEP else ():
         found = hidden_in(text, around, depth + 1)
