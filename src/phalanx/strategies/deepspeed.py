@@ -8,7 +8,7 @@ DDP; above it, ZeRO keeps gradients and state to itself, and clipping is the eng
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -301,7 +301,7 @@ class Deepspeed(ProcessGroupStrategy):
             if parameter.requires_grad and parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
 
-    def step(self, optimizer: Optimizer) -> Any:
+    def step(self, optimizer: Optimizer, take: Callable[[], Any] | None = None) -> Any:
         zero = self._optimizer
         if self.config.deepspeed.zero_stage == 1 and self._engine.enable_backward_allreduce:
             self._fill()
