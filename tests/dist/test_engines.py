@@ -38,7 +38,17 @@ def weights_and_losses(strategy: str) -> dict[str, Any]:
         "losses": two_losses(name, False),
         "weighted": two_losses(name, True),
         "export": exported(name)[0],
+        "part": part_of(name),
     }
+
+
+def part_of(strategy: str) -> dict[str, torch.Tensor]:
+    """Of a model whose second layer is so large that ZeRO's stage 3 shards it."""
+    with phalanx.init(strategy=strategy, progress=False) as run:
+        net = nn.Sequential(nn.Linear(2, 400), nn.Linear(400, 400))
+        nn.init.constant_(net[1].weight, 0.25)
+        model, _ = run.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
+        return run.state_dict(run.unwrap(model)[1])
 
 
 @pytest.mark.parametrize("strategy", ENGINES)
@@ -52,7 +62,9 @@ def test_weights_of_losses_and_two_losses_are_a_single_processs(tmp_path: Path, 
         for part in ("losses", "weighted"):
             torch.testing.assert_close(rank[part], alone[part])
     torch.testing.assert_close(ranks[0]["export"], alone["export"])
-    assert ranks[1]["export"] == {}
+    assert ranks[0]["part"].keys() == {"weight", "bias"}
+    assert torch.equal(ranks[0]["part"]["weight"], torch.full((400, 400), 0.25))
+    assert ranks[1]["export"] == ranks[1]["part"] == {}
 
 
 STATEFUL = ("deepspeed-1", "deepspeed-3", "horovod")
@@ -109,7 +121,8 @@ def all_averages() -> list[tuple[list[float], str]]:
     first = averaged({})
     os.environ["HOROVOD_GLOO_RENDEZVOUS_PORT"] = "9"  # later runs must not meet anew: ranks would race for addresses
     cases = ({"fp16_allreduce": True}, {"gradient_predivide_factor": 2.0}, {"use_adasum": True})
-    return [first, *(averaged({"horovod": case}) for case in cases)]
+    fp16 = averaged({"horovod": {"use_adasum": True}, "precision": "fp16"})
+    return [first, *(averaged({"horovod": case}) for case in cases), fp16]
 
 
 def by_srun(rank: int) -> dict[str, str]:
@@ -123,12 +136,13 @@ def by_srun(rank: int) -> dict[str, str]:
 def test_horovods_ways_to_average_in_runs_of_one_process(tmp_path: Path, start: Any) -> None:
     mean = [-0.25, -1.5, -(0.5 + 1 / 3) / 2]
     for rank in run_ranks(all_averages, 2, folder=tmp_path, env=start):
-        plain, half, divided, adasum = rank
+        plain, half, divided, adasum, fp16 = rank
         assert plain[0] == pytest.approx(mean, rel=1e-6)
         assert divided[0] == pytest.approx(mean, rel=1e-6)
         assert half[0] == pytest.approx(mean, rel=1e-3)
         assert half[0][2] != plain[0][2]  # 1/3 is no number of fp16
         assert "use_adasum needs Horovod with MPI" in adasum[1]
+        assert "use_adasum can't have precision=fp16" in fp16[1]
 
 
 def with_optimizer(kind: str, stage: int, settings: dict[str, Any]) -> str:
@@ -387,8 +401,31 @@ def test_what_zero_would_train_otherwise_is_refused(tmp_path: Path, strategy: st
     assert "sparse=False" in said["sparse"]
 
 
+def thawed(which: int) -> str:
+    """Of two models with the same names, each with a frozen layer."""
+    try:
+        with phalanx.init(progress=False) as run:
+            pair = [small(), small()]
+            for model in pair:
+                model[0].requires_grad_(False)
+            optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in pair]
+            loader = DataLoader(TensorDataset(torch.ones(2, 2)), batch_size=1)
+            *_, loader = run.prepare(*pair, *optimizers, loader)
+            pair[which][0].requires_grad_(True)
+            for _ in run.steps(loader):
+                pass
+    except PhalanxError as error:
+        return str(error)
+    return ""
+
+
+def misuses() -> tuple[dict[str, str], str, str]:
+    return misuse(), thawed(0), thawed(1)
+
+
 def test_unfreezing_after_prepare_is_refused_where_gradients_would_not_be_averaged(tmp_path: Path) -> None:
-    (said,) = run_ranks(misuse, 1, folder=tmp_path, env={"PHALANX_STRATEGY": "ddp"})
+    ((said, *two),) = run_ranks(misuses, 1, folder=tmp_path, env={"PHALANX_STRATEGY": "ddp"})
     assert {name for name, text in said.items() if text} == {"unfrozen"}
+    assert all("0.weight, 0.bias became trainable after prepare()" in text for text in two)
     (alone,) = run_ranks(misuse, 1, folder=tmp_path, env={"PHALANX_STRATEGY": "single"})
     assert not any(alone.values())

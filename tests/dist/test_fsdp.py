@@ -244,3 +244,52 @@ def test_other_types_and_parameters_that_some_ranks_do_not_reach(tmp_path: Path)
         torch.testing.assert_close(norms, by_torch, rtol=1e-5, atol=1e-7)
         torch.testing.assert_close(weights, expected, rtol=2e-5, atol=2e-6)
     assert "torch.float32 and torch.float64" in refused
+
+
+class ScalarFirst(nn.Module):
+    """Each rank of two holds one of the weights; the scalar is whole on both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shift = nn.Parameter(torch.zeros(()))
+        self.weight = nn.Parameter(torch.zeros(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.shift + (x * self.weight).sum(-1)
+
+
+def in_fp16(clip: bool, again: bool) -> tuple[dict[str, Tensor], int, float, float]:
+    """Three steps at rate 1, of which the first overflows: in the second weight alone; and the last
+    forward's output, of ones."""
+    with phalanx.init(strategy="fsdp", precision="fp16", progress=False) as run:
+        scaler = run._session.gradients.scaler
+        assert scaler is not None
+        scaler.load_state_dict({**scaler.state_dict(), "scale": 8.0})
+        rows = torch.ones(3 * run.world_size, 2)
+        rows[: run.world_size, 1] = float("inf")
+        net = ScalarFirst()
+        data = DataLoader(TensorDataset(rows), batch_size=1)
+        model, optimizer, data = run.prepare(net, torch.optim.SGD(net.parameters(), lr=1.0), data)
+        for (x,) in run.steps(data):
+            out = model(x).mean()
+            run.backward(out)
+            if clip:
+                run.clip_grad_norm(model, 100.0)
+            if again:
+                model(x)  # leaves gathered weights in the module
+            optimizer.step()
+            optimizer.zero_grad()
+        return run.state_dict(model), optimizer.steps, scaler.get_scale(), out.item()
+
+
+def all_in_fp16() -> list[tuple[dict[str, Tensor], int, float, float]]:
+    return [in_fp16(*case) for case in ((False, False), (True, False), (False, True), (True, True))]
+
+
+def test_ranks_leave_out_the_same_steps_and_step_on_shards(tmp_path: Path) -> None:
+    expected = {"shift": torch.tensor(-2.0), "weight": torch.tensor([-2.0, -2.0])}
+    for rank, found in enumerate(run_ranks(all_in_fp16, 2, folder=tmp_path)):
+        for weights, steps, scale, out in found:
+            assert (steps, scale, out) == (2, 4, -3)
+            if rank == 0:
+                torch.testing.assert_close(weights, expected)

@@ -68,7 +68,8 @@ def quiet_scale(run: phalanx.Run) -> None:
 
 def train(make: Callable[[Any], Any], loop: str, kind: Any = torch.optim.SGD, **options: Any) -> tuple[float, float]:
     """One epoch: the final weight, and the last learning rate."""
-    with phalanx.init(precision="fp16", progress=False, accumulate=2 if loop == "group" else 1) as run:
+    accumulate = 2 if loop.startswith("group") else 1
+    with phalanx.init(precision="fp16", progress=False, accumulate=accumulate) as run:
         quiet_scale(run)
         net = Weights()
         raw = kind([net.a], 1.0, **options)
@@ -76,13 +77,14 @@ def train(make: Callable[[Any], Any], loop: str, kind: Any = torch.optim.SGD, **
         model, optimizer = run.prepare(net, raw)
         scheduler = run.prepare(make(optimizer) if scheduler is None else scheduler)
         for x, *_ in run.steps(loader(run, {step: [INF, 1.0] for step in BAD})):
-            if loop == "before":
+            if loop in ("before", "group, before"):
                 scheduler.step()
-            if loop in ("accumulate", "group"):
+            if loop == "accumulate" or accumulate > 1:
                 with run.accumulate(model):
                     run.backward(model(x).mean())
                     optimizer.step()
-                    scheduler.step()
+                    if loop != "group, before":
+                        scheduler.step()
                     optimizer.zero_grad()
                 continue
             run.backward(model(x).mean())
@@ -119,10 +121,44 @@ def test_a_scheduler_counts_the_steps_that_were_taken(tmp_path: Path, strategy: 
     assert [rate for rank in found for _, rate in rank] == pytest.approx([1 / (TAKEN + 1)] * 6 * ranks)
 
 
+def loops_with_it_first() -> list[tuple[float, float]]:
+    cases = [("before", False), ("before", True), ("group, before", False)]
+    return [train(halving, loop, fused=fused) for loop, fused in cases]
+
+
 def test_a_scheduler_that_comes_first_leaves_out_the_next_of_its_steps(tmp_path: Path) -> None:
-    """Each step that is taken has the next learning rate, as without the overflows."""
-    (got,) = run_ranks(train, 1, halving, "before", folder=tmp_path)
-    assert got == pytest.approx((-sum(1 / (k + 2) for k in range(TAKEN)), 1 / (TAKEN + 1)))
+    """Each step taken has the next learning rate, as without the overflows; a group counts once."""
+    (found,) = run_ranks(loops_with_it_first, 1, folder=tmp_path)
+    for got, taken in zip(found, (TAKEN, TAKEN, STEPS // 2 - len(BAD)), strict=True):
+        assert got == pytest.approx((-sum(1 / (k + 2) for k in range(taken)), 1 / (taken + 1)))
+
+
+def in_and_out_of_groups() -> list[float]:
+    """Two optimizers of one loop, the second without accumulation; their schedulers come first."""
+    with phalanx.init(progress=False, accumulate=2) as run:
+        nets = [nn.Linear(1, 1), nn.Linear(1, 1)]
+        optimizers = [torch.optim.SGD(net.parameters(), 1.0) for net in nets]
+        data = DataLoader(TensorDataset(torch.ones(7, 1)), 1)
+        *prepared, data = run.prepare(*nets, *optimizers, data)
+        (grouped, single), (first, second) = prepared[:2], prepared[2:]
+        plans = [run.prepare(halving(optimizer)) for optimizer in (first, second)]
+        for (x,) in run.steps(data):
+            for plan in plans:
+                plan.step()
+            run.backward(single(x).mean())
+            second.step()
+            second.zero_grad()
+            with run.accumulate(grouped):
+                run.backward(grouped(x).mean())
+                first.step()
+                first.zero_grad()
+        return [optimizer.param_groups[0]["lr"] for optimizer in (first, second)]
+
+
+def test_a_scheduler_that_comes_first_counts_its_own_optimizers_steps(tmp_path: Path) -> None:
+    """Seven batches are four groups of two."""
+    (rates,) = run_ranks(in_and_out_of_groups, 1, folder=tmp_path)
+    assert rates == pytest.approx([1 / 5, 1 / 8])
 
 
 def test_groups_count_once(tmp_path: Path) -> None:
@@ -200,14 +236,18 @@ def test_a_step_left_out_is_left_out_once(tmp_path: Path) -> None:
     assert got == pytest.approx((-(1 + 1 / 6 + 1 / 9), 1 / STEPS))
 
 
-def resumed(order: str) -> list[float]:
+def resumed_both(order: str) -> list[list[float]]:
+    return [resumed(order, fused) for fused in (False, True)]
+
+
+def resumed(order: str, fused: bool) -> list[float]:
     """Saved right after the step that is left out, in the middle of an epoch, and gone on from."""
     path = None
     for last in (4, STEPS):
         with phalanx.init(precision="fp16", progress=False, max_steps=last) as run:
             quiet_scale(run)
             net = Weights()
-            model, optimizer = run.prepare(net, torch.optim.SGD([net.a], 1.0))
+            model, optimizer = run.prepare(net, torch.optim.SGD([net.a], 1.0, fused=fused))
             scheduler = run.prepare(halving(optimizer))
             data = loader(run, {3: [INF, 1.0]})
             if path is not None:
@@ -228,5 +268,6 @@ def resumed(order: str) -> list[float]:
 
 @pytest.mark.parametrize(("order", "first"), [("after", 1), ("before", 2)])
 def test_a_resumed_run_knows_of_it(tmp_path: Path, order: str, first: int) -> None:
-    (got,) = run_ranks(resumed, 1, order, folder=tmp_path)
-    assert got == pytest.approx([-sum(1 / (k + first) for k in range(STEPS - 1)), 1 / STEPS])
+    (found,) = run_ranks(resumed_both, 1, order, folder=tmp_path)
+    for got in found:
+        assert got == pytest.approx([-sum(1 / (k + first) for k in range(STEPS - 1)), 1 / STEPS])

@@ -148,7 +148,9 @@ def _restore(into: Any, saved: Any) -> None:
 
 def _renewed(old: Any, new: Any) -> Any:
     if isinstance(old, Tensor) and isinstance(new, Tensor):
-        if old.shape != new.shape or old.dtype != new.dtype:
+        if (old.shape, old.dtype, old.layout) != (new.shape, new.dtype, new.layout):
+            return new.to(old.device)
+        if old.layout not in (torch.strided, torch.sparse_coo):  # others take as many elements only
             return new.to(old.device)
         with torch.no_grad():
             return old if write(old, new) else new.to(old.device)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -48,12 +49,14 @@ class Gradients:
         self.stepped = False  # whether an optimizer stepped since the group began
         self._entered: Collection[nn.Module] = ()  # what `accumulate` was told of in this micro-batch
         self._accumulates = False  # whether the group has been in `accumulate`
+        self.accumulated = False  # whether the loop has
         self._backed = False  # whether `micro` has had a backward pass
         self._gathered = False  # whether earlier ones of its group have
         self._used = False  # whether `backward` is what makes gradients
         self._watching = False  # whether each optimizer learns which passes reach it
         self._update_scale = False
         self._unscaled: set[int] = set()
+        self._taken: set[int] = set()  # optimizers that stepped since the last scale
 
     # Where the code is.
 
@@ -81,14 +84,15 @@ class Gradients:
         if self.weights.divided:
             self.weights.forget()
         self.micro, self.first, self.last = None, True, True
-        self.grouped = self.accumulating = self.holding = self._accumulates = False
+        self.grouped = self.accumulating = self.holding = False
+        self._accumulates = self.accumulated = False
         self.number += 1
 
     def enter(self, models: Collection[nn.Module]) -> None:
         """`accumulate` begins, for these of the user's modules."""
         self.inside = True
         if self.micro is not None:  # else there is no group, and every call acts
-            self.accumulating = self._accumulates = True
+            self.accumulating = self._accumulates = self.accumulated = True
             self.holding = not self.last
             self._entered = models
 
@@ -192,7 +196,8 @@ class Gradients:
     def step(self, optimizer: Optimizer, closure: Callable[[], Any] | None) -> Any:
         self.stepped = True
         if closure is not None:
-            return optimizer.step(self._agreeing(optimizer, closure))
+            take = partial(optimizer.step, self._agreeing(optimizer, closure))
+            return self.strategy.step(optimizer, take)
         if self.grouped:
             self._check_averaged()
         self.strategy.settle(parameters_of(optimizer))
@@ -201,7 +206,8 @@ class Gradients:
         if self.scaler is None:
             return self.strategy.step(optimizer)
         self._update_scale = True
-        return self.scaler.step(optimizer)
+        self._taken.add(id(optimizer))
+        return self.strategy.step(optimizer, partial(self.scaler.step, optimizer))
 
     def _check_averaged(self) -> None:
         """Gradients that were held back are averaged by the last micro-batch's backward pass, with its own."""
@@ -265,9 +271,24 @@ class Gradients:
     def update_scale(self) -> None:
         """After all optimizers of a step: fp16's next scale."""
         if self._update_scale and self.scaler is not None:
+            left = self._left_scaled()
+            before = self.scaler.get_scale() if left else 1.0  # this waits for the device
             self.scaler.update()
+            after = self.scaler.get_scale() if left else 1.0
+            if after != before:
+                self.strategy.scale_gradients(left, after / before)
             self._update_scale = False
             self._unscaled.clear()
+            self._taken.clear()
+
+    def _left_scaled(self) -> list[nn.Parameter]:
+        """Those with gradients of the present scale, which a step to come divides by the next."""
+        if len(self.optimizers) < 2:
+            return []
+        done = self._taken | self._unscaled
+        others = [proxy.optimizer for proxy in self.optimizers if id(proxy.optimizer) not in done]
+        own = (p for optimizer in others for p in parameters_of(optimizer))
+        return list({id(p): p for p in own if p.grad is not None}.values())
 
 
 class AccumulateContext:

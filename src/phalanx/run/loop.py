@@ -146,7 +146,7 @@ class Loop:
         return False
 
     def _check_frozen(self) -> None:
-        thawed = [name for name, parameter in self._session.frozen.items() if parameter.requires_grad]
+        thawed = [name for name, parameter in self._session.frozen if parameter.requires_grad]
         if thawed:
             raise UsageError(
                 f"{', '.join(thawed[:3])}{', …' if len(thawed) > 3 else ''} became trainable after prepare(), where "

@@ -108,7 +108,7 @@ def _model(session: Session, model: nn.Module, moved: _Moved) -> nn.Module:
     if session.config.precision in DTYPES:
         AutocastForward(session.device_type, DTYPES[session.config.precision]).attach(wrapped)
     if not strategy.may_unfreeze:
-        session.frozen |= {name: p for name, p in after.items() if not p.requires_grad}
+        session.frozen += [(name, p) for name, p in after.items() if not p.requires_grad]
     session.models.append(wrapped)
     session.gradients.models.append(wrapped)
     session.contents.models.append(strategy.saved_model(wrapped))

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
@@ -14,6 +15,16 @@ from ..config.schema import LrScalingSettings
 from ..errors import UsageError
 from .gradients import Gradients
 from .loops import Turns
+
+_MOST = 100  # steps of a fused optimizer until it is seen which were taken
+
+
+def _passed_on(name: str) -> Any:
+    return property(
+        lambda self: getattr(self.optimizer, name),
+        lambda self, value: setattr(self.optimizer, name, value),
+        lambda self: delattr(self.optimizer, name),
+    )
 
 
 class OptimizerProxy(Optimizer):
@@ -29,7 +40,11 @@ class OptimizerProxy(Optimizer):
         self._gradients = gradients
         self._factor = learning_rate_factor(scaling, gradients.world_size)
         self._steps = 0
-        self.left_out = 0  # fp16: the micro-batch of the last step, if that met an overflow and was left out
+        self.in_group: bool | None = None  # whether its last step was an accumulation group's
+        self._left_out = self._at = 0
+        self._overflow: Any = None  # of the step in hand
+        self._unread: list[torch.Tensor] = []  # those of steps since `_look`
+        self._scales = scaling.rule != "none"
         self.after_step: list[Callable[[], None]] = []  # called after each step that was taken
         self._ran = False
         optimizer.register_step_post_hook(self._note)
@@ -39,8 +54,28 @@ class OptimizerProxy(Optimizer):
 
         Fused optimizers look for overflows themselves, and are called by the scaler also where they leave a step out.
         """
-        overflow = getattr(self.optimizer, "found_inf", None)  # the scaler's, for the time of the call
-        self._ran = overflow is None or not overflow
+        self._ran = True
+        # The scaler's, which is there for the time of the call.
+        self._overflow = getattr(self.optimizer, "found_inf", None)
+
+    def _look(self) -> None:
+        """Which steps a fused optimizer has left out. It waits for the device, hence late."""
+        if self._unread:
+            overflows = torch.stack(self._unread).ne(0).tolist()
+            self._unread.clear()
+            self._steps -= sum(overflows)
+            self._left_out = self._at if overflows[-1] else 0
+
+    @property
+    def left_out(self) -> int:
+        """The micro-batch of the last step, if fp16 left that out for an overflow; else 0."""
+        self._look()
+        return self._left_out
+
+    @left_out.setter
+    def left_out(self, number: int) -> None:
+        self._look()
+        self._left_out = number
 
     def reached(self, *_: Any) -> None:
         """A backward pass has made a gradient of one of the parameters."""
@@ -51,10 +86,12 @@ class OptimizerProxy(Optimizer):
     @property
     def steps(self) -> int:
         """Steps taken, which the learning rate's warm-up follows."""
+        self._look()
         return self._steps
 
     @steps.setter
     def steps(self, count: int) -> None:
+        self._look()
         self._steps = count
         # Else torch's schedulers would warn that it hasn't stepped yet, which a resumed optimizer has.
         self.optimizer._opt_called = count > 0  # type: ignore[attr-defined]
@@ -71,6 +108,9 @@ class OptimizerProxy(Optimizer):
     @property
     def defaults(self) -> Any:  # type: ignore[override]
         return self.optimizer.defaults
+
+    # What a gradient scaler of the script's own sets for the time of a fused optimizer's step.
+    grad_scale, found_inf = _passed_on("grad_scale"), _passed_on("found_inf")
 
     def __getattr__(self, name: str) -> Any:
         if name == "optimizer":  # not made yet: copy and pickle ask
@@ -103,17 +143,24 @@ class OptimizerProxy(Optimizer):
         if closure is not None and gradients.accumulating and gradients.grouped:
             raise UsageError("an optimizer with a closure (LBFGS) cannot accumulate: use accumulate=1")
         self.called = gradients.number
+        self.in_group = gradients.accumulating if gradients.micro is not None else None
         if gradients.grouped and gradients.waits(self):
             return None
-        self._ran = False
-        factor = self._factor(self._steps)
+        self._ran, self._overflow = False, None
+        factor = self._factor(self.steps) if self._scales else 1.0
         if factor == 1.0:
             result = gradients.step(self.optimizer, closure)
         else:
             result = self._scaled_step(factor, closure)
-        self.left_out = 0 if self._ran else gradients.number
+        self._at = gradients.number
+        if isinstance(self._overflow, torch.Tensor):
+            self._unread.append(self._overflow)  # this step's own: the scaler makes one each time
+        else:
+            self.left_out = 0 if self._ran else gradients.number
         self._steps += self._ran
-        if self._ran and self.after_step:
+        if len(self._unread) == _MOST or (self._unread and self.after_step):
+            self._look()
+        if self._ran and not self._left_out:
             for follow in self.after_step:
                 follow()
         return result
@@ -150,9 +197,18 @@ class SchedulerProxy:
     def step(self, *arguments: Any, **keywords: Any) -> None:
         if self._gradients.holding or (self._gradients.micro is None and self._turns.again()):
             return
-        if self._gradients.micro is not None and self._follows_one_left_out():
+        if self._gradients.micro is not None and (self._repeats() or self._follows_one_left_out()):
             return
         self.scheduler.step(*arguments, **keywords)
+
+    def _repeats(self) -> bool:
+        """Whether it comes before `accumulate`, where a group's first call is the one that counts,
+        and isn't that: if its optimizer steps once a group, as far as is known."""
+        gradients, proxy = self._gradients, self._optimizer()
+        if gradients.accumulating or gradients.first:
+            return False
+        known = None if proxy is None else proxy.in_group
+        return gradients.accumulated if known is None else known
 
     def _follows_one_left_out(self) -> bool:
         """Whether it counts a step of its optimizer that was left out: the micro-batch's own or, where the scheduler
@@ -164,8 +220,12 @@ class SchedulerProxy:
         return left_out != 0 and (left_out == self._gradients.number or left_out != before)
 
     def _left_out(self) -> int:
+        proxy = self._optimizer()
+        return 0 if proxy is None else proxy.left_out
+
+    def _optimizer(self) -> OptimizerProxy | None:
         own = getattr(self.scheduler, "optimizer", None)  # the script's, or the prepared one
-        return next((proxy.left_out for proxy in self._optimizers if own in (proxy, proxy.optimizer)), 0)
+        return next((proxy for proxy in self._optimizers if own in (proxy, proxy.optimizer)), None)
 
     @property
     def owes(self) -> bool:

@@ -57,7 +57,8 @@ class Session:
     begun: bool = False  # whether it has looked for a checkpoint to go on from, or would have
     on_resume: Callable[[int], None] = lambda step: None  # told of the step that this start goes on from
     averaged: Any = None  # the average whose weights the model has now
-    frozen: dict[str, nn.Parameter] = field(default_factory=dict)  # when prepared, where that is for good
+    # When prepared, where that is for good; two models may have the same names.
+    frozen: list[tuple[str, nn.Parameter]] = field(default_factory=list)
     models: list[nn.Module] = field(default_factory=list)  # as given back, wrappers included
     optimizers: list[OptimizerProxy] = field(default_factory=list)
     schedulers: list[SchedulerProxy] = field(default_factory=list)

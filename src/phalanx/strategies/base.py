@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -101,9 +101,9 @@ class Strategy:
         if gradients:
             torch._foreach_mul_(gradients, factor)
 
-    def step(self, optimizer: Optimizer) -> Any:
-        """Take the optimizer's step."""
-        return optimizer.step()
+    def step(self, optimizer: Optimizer, take: Callable[[], Any] | None = None) -> Any:
+        """Take the optimizer's step, by `take` where it has a closure or fp16's gradient scaler."""
+        return optimizer.step() if take is None else take()
 
     def zero_grad(self, optimizer: Optimizer, set_to_none: bool) -> None:
         """Forget the gradients of the optimizer's parameters."""

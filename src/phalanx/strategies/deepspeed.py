@@ -8,7 +8,7 @@ DDP; above it, ZeRO keeps gradients and state to itself, and clipping is the eng
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -198,12 +198,17 @@ class Deepspeed(ProcessGroupStrategy):
         """Whether this is the engine, the module in it, or what torch.compile made of one of them."""
         return self._engine is not None and self.unwrap(model) is self.unwrap(self._engine)
 
+    def _holds_any_of(self, module: nn.Module) -> bool:
+        """Whether this is the engine's module or a part of it."""
+        own = {id(parameter) for parameter in self._engine.module.parameters()}
+        return any(id(parameter) in own for parameter in module.parameters())
+
     def saved_model(self, model: nn.Module) -> SavedModel:
-        if not self._is_own(model) or self._plain:
+        inner = self.unwrap(model)
+        if self._engine is None or self._plain or not self._holds_any_of(inner):
             return super().saved_model(model)
         from .zero_state import ZeroModel  # imports deepspeed
 
-        inner = self.unwrap(model)
         return SavedModel(self, inner, ZeroModel(inner))
 
     def saved_optimizer(self, optimizer: Optimizer) -> Any:
@@ -301,7 +306,7 @@ class Deepspeed(ProcessGroupStrategy):
             if parameter.requires_grad and parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
 
-    def step(self, optimizer: Optimizer) -> Any:
+    def step(self, optimizer: Optimizer, take: Callable[[], Any] | None = None) -> Any:
         zero = self._optimizer
         if self.config.deepspeed.zero_stage == 1 and self._engine.enable_backward_allreduce:
             self._fill()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial, reduce
 from typing import Any
@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from ..errors import ConfigError, PlanError
 from .base import parameters_of
-from .fsdp_scalars import Scalars
+from .fsdp_scalars import Scalars, Scaler
 from .fsdp_units import by_type, shard_units, shared_with_outside
 from .fsdp_unused import SWITCH, Unused
 from .process_group import ProcessGroupStrategy, broadcast_state
@@ -141,10 +141,13 @@ class Fsdp(ProcessGroupStrategy):
         self._scalars.average()
         self._unused.settle()
 
-    def step(self, optimizer: Optimizer) -> Any:
+    def grad_scaler(self) -> torch.amp.GradScaler:
+        return Scaler(self.device.type, self._scalars)
+
+    def step(self, optimizer: Optimizer, take: Callable[[], Any] | None = None) -> Any:
         for inner in self._models_of(optimizer):
             self._shard(inner)
-        return super().step(optimizer)
+        return super().step(optimizer, take)
 
     def _models_of(self, optimizer: Optimizer) -> set[nn.Module]:
         if optimizer not in self._trained:

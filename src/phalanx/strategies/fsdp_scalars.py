@@ -6,6 +6,7 @@ memory, since it can't step DTensors and plain tensors together. Their gradients
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -60,6 +61,12 @@ class Scalars:
             parameter.grad.copy_(sums[at] / self._comm.world_size)
             alias.grad = _like(alias, parameter.grad)
 
+    def agree(self, found: Iterable[torch.Tensor]) -> None:
+        """Whether any rank has found an overflow. All ranks call it."""
+        if self._aliases:
+            for word in found:
+                self._comm.all_reduce(word, "max")
+
     def clear(self, optimizer: Optimizer, set_to_none: bool) -> None:
         """The optimizer has cleared its aliases' gradients; the module's follow."""
         if not self._aliases:
@@ -68,6 +75,20 @@ class Scalars:
         for parameter, alias in self._aliases.items():
             if id(alias) in cleared and parameter.grad is not None:
                 parameter.grad = None if set_to_none else torch.zeros_like(parameter)
+
+
+class Scaler(torch.amp.GradScaler):
+    """For DTensors torch tells by an optimizer's first gradient alone whether ranks must agree on
+    overflows, and a scalar's is whole on each of them."""
+
+    def __init__(self, device: str, scalars: Scalars) -> None:
+        super().__init__(device)
+        self._scalars = scalars
+
+    def _unscale_grads_(self, *arguments: Any) -> dict[torch.device, torch.Tensor]:
+        found = super()._unscale_grads_(*arguments)
+        self._scalars.agree(found.values())
+        return found
 
 
 def _like(alias: nn.Parameter, local: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
@@ -95,6 +95,11 @@ class Horovod(ProcessGroupStrategy):
                 f"horovod.gradient_predivide_factor={settings.gradient_predivide_factor:g} divides an average, which "
                 "horovod.use_adasum replaces: set one of them"
             )
+        if self.config.precision == "fp16":
+            raise PlanError(
+                "horovod.use_adasum can't have precision=fp16, where ranks must leave out the same "
+                "steps: use precision=bf16 or fp32"
+            )
         if not by_mpi:
             raise PlanError("horovod.use_adasum needs Horovod with MPI: use a build with it under --launcher mpirun")
         if size & (size - 1):
@@ -118,12 +123,13 @@ class Horovod(ProcessGroupStrategy):
         self._reducer.forget(parameters_of(optimizer))
         super().zero_grad(optimizer, set_to_none)
 
-    def step(self, optimizer: Optimizer) -> Any:
+    def step(self, optimizer: Optimizer, take: Callable[[], Any] | None = None) -> Any:
         if not self.config.horovod.use_adasum or self.topology.world_size == 1:
-            return super().step(optimizer)
-        parameters = [p for p in parameters_of(optimizer) if p.grad is not None]
+            return super().step(optimizer, take)
+        # Also those without a gradient here: another rank may have one, or the closure makes it.
+        parameters = [p for p in parameters_of(optimizer) if p.requires_grad]
         before = [parameter.detach().clone() for parameter in parameters]
-        result = super().step(optimizer)
+        result = super().step(optimizer, take)
         with torch.no_grad():
             handles = [
                 self._hvd.allreduce_async_(parameter - start, name=f"adasum.{at}", op=self._hvd.Adasum)

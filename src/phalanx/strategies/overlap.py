@@ -61,6 +61,9 @@ def write(tensor: Tensor, values: Tensor) -> bool:
 
 
 def _put(tensor: Tensor, values: Tensor) -> None:
+    if tensor.layout != torch.strided:  # a sparse one has no strides
+        tensor.copy_(values)
+        return
     into = once(tensor)
     into.copy_(values[tuple(map(slice, into.shape))])
 
@@ -76,6 +79,7 @@ def as_bytes(tensor: Tensor) -> Tensor:
 class _Buffer:
     own: Tensor
     copy: Tensor
+    version: int  # of the copy, before anything was written to it
     owners: list[tuple[nn.Module, str]] = field(default_factory=list)
 
     def put(self, value: Tensor) -> None:
@@ -95,8 +99,10 @@ def writable(model: nn.Module) -> Iterator[None]:
     for module in model.modules():
         for name, buffer in module._buffers.items():
             if buffer is not None and overlaps(buffer):
-                entry = found.setdefault(id(buffer), _Buffer(buffer, dense(buffer.detach())))
-                entry.owners.append((module, name))
+                if id(buffer) not in found:
+                    copy = dense(buffer.detach())
+                    found[id(buffer)] = _Buffer(buffer, copy, copy._version)
+                found[id(buffer)].owners.append((module, name))
     for entry in found.values():
         entry.put(entry.copy)
     try:
@@ -104,5 +110,6 @@ def writable(model: nn.Module) -> Iterator[None]:
     finally:
         with torch.no_grad():
             for entry in found.values():
-                if write(entry.own, entry.copy):
+                # What got no values (it isn't saved) may share memory with what got some.
+                if entry.copy._version == entry.version or write(entry.own, entry.copy):
                     entry.put(entry.own)
