@@ -76,9 +76,17 @@ def test_one_that_was_slower_than_another_for_another_image_is_refused(image, tm
     assert left(tmp_path) == ["i.sif.phalanx"]
 
 
+@pytest.fixture
+def default_signals():
+    """Whatever this process was started with: under nohup it ignores SIGHUP."""
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGTERM, signal.SIGHUP)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_leaves_nothing_half_made(image, tmp_path, number):
-    before = signal.getsignal(number)
+def test_a_signal_leaves_nothing_half_made(image, tmp_path, number, default_signals):
 
     def killed(part):
         install(part)
@@ -90,7 +98,7 @@ def test_a_signal_leaves_nothing_half_made(image, tmp_path, number):
         prepare.prepare(plan(tmp_path), None, ())
     assert caught.value.code == 128 + number
     assert left(tmp_path) == []
-    assert signal.getsignal(number) == before
+    assert signal.getsignal(number) == signal.SIG_DFL
 
 
 @pytest.mark.parametrize(
