@@ -96,7 +96,7 @@ def test_a_launcher_within_a_command_is_refused_for_several_ranks(text, capsys):
         "conda run -n deepspeed python train.py",
         "apptainer exec --bind /scratch/deepspeed img.sif python train.py",
         "docker run --name deepspeed img python t.py",
-        "env PYTHONPATH=/work/deepspeed python t.py",
+        "env PYTHONPATH=/opt/deepspeed python t.py",
         "export MPI_RUN=/usr/bin/mpirun X=4; python t.py",
         "numactl --cpunodebind=0 python t.py --mode srun --x 1",
         "nsys profile -o runs/composer python t.py",

@@ -90,7 +90,7 @@ def test_these_values_are_none(value):
         ("HF_TOKEN= python t.py", None),
         ("export HF_TOKEN=`cat ~/.token`", None),
         ("t.py --api-key `cat ~/.token`", None),
-        ("PWD=/work/me python t.py", None),
+        ("PWD=/data/me python t.py", None),
         ("pwd=`pwd`; pwd=~/project; pwd=../x", None),
         ("export password=`pass show hf`", None),
         ("Server=h;Pwd=hunter2", "token"),
